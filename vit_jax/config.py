@@ -7,7 +7,6 @@ package reads. This module imports no JAX, so a bad value is refused at once.
 
 import dataclasses
 import difflib
-import json
 import re
 import types
 import typing
@@ -314,11 +313,19 @@ def to_dict(config: Config) -> dict[str, Any]:
   return _plain(config)
 
 
-def to_json(config: Config) -> str:
-  return json.dumps(to_dict(config), indent=2)
+def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns overrides as JSON values."""
+  return {name: _plain(value) for name, value in changes.items()}
 
 
-def names(config: Config | None = None) -> list[str]:
+def value(config: Config, name: str) -> Any:
+  """Returns the setting of this dotted name."""
+  for part in name.split("."):
+    config = getattr(config, part)
+  return config
+
+
+def names() -> list[str]:
   """Returns the dotted name of every setting."""
 
   def walk(node, prefix):
@@ -329,7 +336,7 @@ def names(config: Config | None = None) -> list[str]:
       else:
         yield f"{prefix}{field.name}"
 
-  return list(walk(config or Config(), ""))
+  return list(walk(Config(), ""))
 
 
 def steps(duration: Duration, *, examples: int, batch_size: int, total: int | None):

@@ -1,0 +1,1 @@
+"""Where images come from (`datasets`, `images`) and how they reach a step."""

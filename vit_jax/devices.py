@@ -1,0 +1,213 @@
+"""How the steps of `population.py` lie on devices: jit over a mesh, or pmap.
+
+Both are wrappers of the same functions. State, hyper-parameters and resident data are
+whole on every device (with `fsdp`, state is cut over them); batches are cut along B.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import config as config_lib
+from vit_jax import population
+from vit_jax.config import ConfigError
+
+AXIS = "data"
+# A leaf smaller than this is not worth cutting over devices.
+FSDP_LEAST = 2**10
+
+
+def make(config: config_lib.Train, steps, members: int, batch_size: int):
+  """Returns the wrapper that `train.parallel` names.
+
+  Raises:
+    ConfigError: the batch cannot be cut over the devices.
+  """
+  count = jax.device_count()
+  if batch_size % count:
+    near = [n for n in (batch_size // count * count, -(-batch_size // count) * count)]
+    raise ConfigError(
+      f"data.batch_size={batch_size} cannot be cut over {count} devices; try "
+      f"{' or '.join(str(n) for n in near if n)}"
+    )
+  at_once = config.members_at_once or (
+    1 if jax.default_backend() == "cpu" else members
+  )
+  if members % min(at_once, members):
+    raise ConfigError(
+      f"train.members_at_once={at_once} does not divide the {members} members"
+    )
+  if config.parallel == "pmap":
+    return Pmap(steps, at_once)
+  return Jit(steps, at_once, config.fsdp)
+
+
+def initialize(address: str | None, processes: int | None, process: int | None):
+  """Joins the processes of a run; without an address, as the cluster says."""
+  if address:
+    jax.distributed.initialize(address, processes, process)
+  elif processes:
+    jax.distributed.initialize()
+
+
+def own_rows(size: int) -> slice:
+  """Returns the rows of a global batch that this process holds."""
+  part = size // jax.process_count()
+  return slice(jax.process_index() * part, (jax.process_index() + 1) * part)
+
+
+class Jit:
+  """One program over a mesh of all devices; the compiler places the collectives."""
+
+  def __init__(self, steps, at_once: int, fsdp: bool):
+    self.mesh = jax.make_mesh(
+      (jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,)
+    )
+    self.fsdp = fsdp
+    self.whole = NamedSharding(self.mesh, P())
+    self._steps = steps
+    train = population.train_many(steps.train_step, at_once, lambda tree: tree)
+    self._train = jax.jit(train, donate_argnums=0)
+    evaluate = population.evaluate_many(steps.eval_step, at_once)
+    self._evaluate = jax.jit(evaluate, out_shardings=self.whole)
+
+  def abstract(self, hypers):
+    """Returns the shapes and shardings of the state, without making it."""
+    shapes = jax.eval_shape(jax.vmap(self._steps.init), hypers)
+    return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=self._sharding(leaf.shape)
+      ),
+      shapes,
+    )
+
+  def init(self, hypers):
+    """Returns the first state of every member."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract(hypers))
+
+    def one_by_one(hypers):
+      return jax.lax.map(self._steps.init, hypers)
+
+    return jax.jit(one_by_one, out_shardings=shardings)(hypers)
+
+  def place(self, state):
+    """Takes a state whose leaves already lie as `abstract` says."""
+    return state
+
+  def single(self, state):
+    """Returns the state with one copy of each leaf, [S ...]."""
+    return state
+
+  def put(self, tree, axis: int | None = None):
+    """Places host arrays, the same on every process: whole, or cut along an axis."""
+    sharding = self._cut(axis)
+    return jax.tree.map(
+      lambda leaf: jax.make_array_from_callback(
+        np.shape(leaf), sharding, functools.partial(np.asarray(leaf).__getitem__)
+      ),
+      tree,
+    )
+
+  def put_own(self, tree, axis: int):
+    """Places host arrays of which each process holds its own rows along an axis."""
+    sharding = self._cut(axis)
+    return jax.tree.map(
+      lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), tree
+    )
+
+  def train(self, state, batches, hypers, own, data, count):
+    return self._train(state, batches, hypers, own, data, count)
+
+  def evaluate(self, params, hypers, own, batch):
+    return self._evaluate(params, hypers, own, batch)
+
+  def compiled(self, *arguments):
+    """Returns the compiled training program."""
+    return self._train.lower(*arguments).compile()
+
+  def _cut(self, axis):
+    if axis is None:
+      return self.whole
+    return NamedSharding(self.mesh, P(*[None] * axis, AXIS))
+
+  def _sharding(self, shape):
+    """With `fsdp`, cuts the longest axis (members aside) that the devices divide."""
+    devices = self.mesh.size
+    axes = [i for i in range(1, len(shape)) if shape[i] % devices == 0]
+    if not self.fsdp or not axes or np.prod(shape[1:]) < FSDP_LEAST:
+      return self.whole
+    return self._cut(max(axes, key=lambda i: shape[i]))
+
+
+class Pmap:
+  """One program per device, the state copied to each; gradients are summed by name."""
+
+  def __init__(self, steps, at_once: int):
+    if jax.process_count() > 1:
+      raise ConfigError(
+        'train.parallel="pmap" is for one process; try train.parallel="jit"'
+      )
+    self.devices = jax.local_devices()
+    self.mesh = jax.make_mesh(
+      (len(self.devices),), (AXIS,), axis_types=(AxisType.Auto,)
+    )
+    self._steps = steps
+    reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
+    train = population.train_many(steps.train_step, at_once, reduce)
+    self._train = jax.pmap(
+      train, AXIS, in_axes=(0, 0, None, None, None, None), donate_argnums=0
+    )
+    evaluate = population.evaluate_many(steps.eval_step, at_once)
+    self._evaluate = jax.pmap(evaluate, AXIS, in_axes=(0, None, 0, 0))
+
+  def abstract(self, hypers):
+    return jax.eval_shape(jax.vmap(self._steps.init), hypers)
+
+  def init(self, hypers):
+    def one_by_one(hypers):
+      return jax.lax.map(self._steps.init, hypers)
+
+    return self.place(jax.jit(one_by_one)(hypers))
+
+  def place(self, state):
+    copies = len(self.devices)
+    sharding = NamedSharding(self.mesh, P(AXIS))
+    return jax.tree.map(
+      lambda leaf: jax.device_put(
+        np.broadcast_to(np.asarray(leaf), (copies, *leaf.shape)), sharding
+      ),
+      state,
+    )
+
+  def single(self, state):
+    return jax.tree.map(lambda leaf: leaf[0], state)
+
+  def put(self, tree, axis: int | None = None):
+    """Whole, or with the cut axis B split into [devices, ..., B / devices]."""
+    if axis is None:
+      return tree
+
+    def cut(leaf):
+      leaf = np.asarray(leaf)
+      parts = len(self.devices)
+      shape = (*leaf.shape[:axis], parts, -1, *leaf.shape[axis + 1 :])
+      return np.moveaxis(leaf.reshape(shape), axis, 0)
+
+    return jax.tree.map(cut, tree)
+
+  put_own = put
+
+  def train(self, state, batches, hypers, own, data, count):
+    state, metrics = self._train(state, batches, hypers, own, data, count)
+    return state, jax.tree.map(lambda leaf: leaf[0], metrics)
+
+  def evaluate(self, params, hypers, own, batch):
+    values = self._evaluate(params, hypers, own, batch)
+    # [devices, S, B / devices] -> [S, B]
+    return jax.tree.map(
+      lambda leaf: np.moveaxis(np.asarray(leaf), 0, 1).reshape(leaf.shape[1], -1),
+      values,
+    )
