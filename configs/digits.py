@@ -1,4 +1,6 @@
 from vit_jax import config as config_lib
+
+
 def get_config():
   config = config_lib.default()
   config.data.name = "digits"

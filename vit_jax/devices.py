@@ -33,9 +33,7 @@ def make(config: config_lib.Train, steps, members: int, batch_size: int):
       f"data.batch_size={batch_size} cannot be cut over {count} devices; try "
       f"{' or '.join(str(n) for n in near if n)}"
     )
-  at_once = config.members_at_once or (
-    1 if jax.default_backend() == "cpu" else members
-  )
+  at_once = config.members_at_once or (1 if jax.default_backend() == "cpu" else members)
   if members % min(at_once, members):
     raise ConfigError(
       f"train.members_at_once={at_once} does not divide the {members} members"

@@ -189,7 +189,9 @@ def evaluator(run_config, model, loss, data: dict):
   inputs = steps.Inputs(
     tuple(data["shape"]), len(data["classes"]), tuple(data["mean"]), tuple(data["std"])
   )
-  optimizer = optim.make(run_config.optim, optim.Plan(1, 0, 0.0), run_config.model.depth)
+  optimizer = optim.make(
+    run_config.optim, optim.Plan(1, 0, 0.0), run_config.model.depth
+  )
   made = steps.make(
     run_config, model, loss or losses.make(run_config.loss), optimizer, inputs
   )

@@ -182,8 +182,8 @@ class Optimizer:
   def init(self, params):
     """Returns the start state: a pytree of the rule's moments.
 
-    It has the names of `params`, with None in the place of what a rule does not need
-    (frozen parameters).
+    Moments have the names of `params`, with None in the place of frozen parameters;
+    "muon" keeps those of its matrices stacked over blocks, by kind.
 
     Raises:
       ConfigError: `optim.freeze` or a pattern of `optim.multipliers` does not select
@@ -292,46 +292,57 @@ def _lion(config):
 def _muon(config):
   """Muon (Jordan et al. 2024) for the matrices of blocks, Adam for all else.
 
-  The momentum of a matrix is replaced by the nearest matrix with (nearly) equal
-  singular values, times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025): entries then
-  have the root mean square that Adam's usually have, so that one learning rate and
-  one weight decay serve both.
+  The momentum of a matrix (with Nesterov's step) is replaced by the nearest matrix
+  whose singular values are all near 1, times 0.2 sqrt(max(rows, columns)) (Liu et al.
+  2025): entries then have the root mean square that Adam's usually have, so that one
+  learning rate and one weight decay serve both.
   """
   adam = _adam(config)
 
-  def split(names, tree):
-    rest = _where(lambda name: not _is_matrix(name), names, tree)
-    return _where(_is_matrix, names, tree), rest
+  def split(tree):
+    """Returns the matrices, those of one kind stacked over blocks, and the rest.
 
-  def orthogonalize(names):
-    axes = jax.tree.map(lambda name: _MATRICES[name.split("/")[-2]], names)
+    Stacked, the iteration is compiled once a kind instead of once a matrix.
+    """
+    names = paths(tree)
+    kinds = {}
+    for name, leaf in zip(jax.tree.leaves(names), jax.tree.leaves(tree)):
+      if _is_matrix(name):
+        kinds.setdefault(_kind(name, leaf), []).append(leaf)
+    rest = _where(lambda name: not _is_matrix(name), names, tree)
+    return {kind: jnp.stack(leaves) for kind, leaves in kinds.items()}, rest
+
+  def join(stacked, rest, like):
+    matrices = {kind: iter(list(leaves)) for kind, leaves in stacked.items()}
+    return jax.tree.map(
+      lambda name, leaf, other: (
+        next(matrices[_kind(name, leaf)]) if _is_matrix(name) else other
+      ),
+      paths(like),
+      like,
+      rest,
+    )
+
+  def orthogonalize(stacked):
+    axes = {kind: _stacked_axes(kind) for kind in stacked}
     return contrib.scale_by_muon(beta=config.momentum, weight_dimension_numbers=axes)
 
-  def match_adam(name, update):
-    axes = _MATRICES[name.split("/")[-2]]
-    rows = math.prod(update.shape[axis] for axis in axes.reduction_axis)
-    return 0.2 * math.sqrt(max(rows, update.size // rows)) * update
+  def match_adam(kind, update):
+    rows = math.prod(update.shape[axis] for axis in _stacked_axes(kind).reduction_axis)
+    columns = update[0].size // rows
+    return 0.2 * math.sqrt(max(rows, columns)) * update
 
   def init(params):
-    names = paths(params)
-    of_matrices, _ = split(names, names)
-    matrices, rest = split(names, params)
-    muon = orthogonalize(of_matrices)
-    return {"matrices": muon.init(matrices), "rest": adam.init(rest)}
+    stacked, rest = split(params)
+    return {"matrices": orthogonalize(stacked).init(stacked), "rest": adam.init(rest)}
 
   def update(grads, state, params):
     del params
-    names = paths(grads)
-    of_matrices, _ = split(names, names)
-    matrices, rest = split(names, grads)
-    muon = orthogonalize(of_matrices)
-    matrices, next_matrices = muon.update(matrices, state["matrices"])
-    matrices = jax.tree.map(match_adam, of_matrices, matrices)
-    rest, next_rest = adam.update(rest, state["rest"])
-    both = jax.tree.map(
-      lambda m, r: r if m is None else m, matrices, rest, is_leaf=lambda x: x is None
-    )
-    return both, {"matrices": next_matrices, "rest": next_rest}
+    stacked, rest = split(grads)
+    rest, of_rest = adam.update(rest, state["rest"])
+    stacked, of_stacked = orthogonalize(stacked).update(stacked, state["matrices"])
+    stacked = {kind: match_adam(kind, update) for kind, update in stacked.items()}
+    return join(stacked, rest, grads), {"matrices": of_stacked, "rest": of_rest}
 
   return optax.GradientTransformation(init, update)
 
@@ -356,6 +367,16 @@ def _is_matrix(name):
   *above, parent, leaf = ["", "", *name.split("/")]
   in_block = any(re.fullmatch(r"block_\d+", part) for part in above)
   return in_block and leaf == "kernel" and parent in _MATRICES
+
+
+def _kind(name, matrix):
+  """Returns what matrices that can be stacked have in common: "query_128x4x32"."""
+  return "_".join([name.split("/")[-2], "x".join(map(str, matrix.shape))])
+
+
+def _stacked_axes(kind):
+  axes = _MATRICES[kind.split("_")[0]]
+  return contrib.MuonDimensionNumbers(*(tuple(a + 1 for a in part) for part in axes))
 
 
 def _first_match(config, name):

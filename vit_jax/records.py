@@ -680,7 +680,7 @@ def _number(name: str, value) -> float:
   if name in _RESERVED:
     raise ValueError(f"a metric cannot be called {name!r}")
   try:
-    if isinstance(value, (str, bytes)) or getattr(value, "ndim", 0):
+    if isinstance(value, (str, bytes)):
       raise TypeError
     return float(value)
   except (TypeError, ValueError, OverflowError):

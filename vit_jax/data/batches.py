@@ -23,9 +23,7 @@ class Order:
     self.examples = examples
     # A batch touches two epochs; prefetching threads may be one further.
     self._permutation = functools.lru_cache(maxsize=4)(
-      lambda epoch: generator(seed, f"order {epoch}")
-      .permutation(examples)
-      .astype(np.int32)
+      lambda epoch: permutation(seed, epoch, examples)
     )
 
   def at(self, positions: np.ndarray) -> np.ndarray:
@@ -37,6 +35,13 @@ class Order:
       here = epochs == epoch
       out[here] = self._permutation(int(epoch))[places[here]]
     return out
+
+
+def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
+  """Returns the order of an epoch, int32: the ranks of raw Philox numbers, which NumPy
+  keeps the same in every version (those of `Generator.permutation` need not be)."""
+  rank = generator(seed, f"order {epoch}").bit_generator.random_raw(examples)
+  return np.argsort(rank, kind="stable").astype(np.int32)
 
 
 def is_resident(split: Split) -> bool:

@@ -5,7 +5,8 @@ what it holds; what is common to all is done once in `load`: resizing, checking 
 cutting the validation split. Nothing here imports JAX or TensorFlow.
 
 What fits in `MEMORY` bytes is decoded once to one uint8 array. What does not is a lazy
-sequence (`Files`, `Records`) that decodes one picture at each `[i]`, from any thread.
+sequence (`Files`, `Records`, `Resized`) that makes one picture at each `[i]`, from any
+thread.
 """
 
 import dataclasses
@@ -135,11 +136,7 @@ def load(data: config.Data, seed: int) -> Dataset:
   found = SOURCES[key](data, seed)
   _check(found)
   if data.image_size is not None:
-    splits = {
-      name: None if split is None else _resized(split, tuple(data.image_size))
-      for name, split in _splits(found).items()
-    }
-    found = dataclasses.replace(found, **splits)
+    found = _resized(found, tuple(data.image_size))
   return _with_validation(found, data.val, seed)
 
 
@@ -170,10 +167,14 @@ def cut(labels: np.ndarray, amount: float, seed: int) -> tuple[np.ndarray, np.nd
   whole, remainder = np.divmod(sizes * number, n)
   largest = np.argsort(-remainder, kind="stable")[: number - whole.sum()]
   whole[largest] += 1
-  draw = generator(seed, "validation split")
+  # The raw numbers of a bit generator stay the same in every version of NumPy (NEP 19);
+  # those of `permutation` need not, and a resumed run must not train on images that
+  # it kept for validation.
+  rank = generator(seed, "validation split").bit_generator.random_raw(n)
   taken = np.zeros(n, bool)
   for value, count in zip(values, whole):
-    taken[draw.permutation(np.flatnonzero(labels == value))[:count]] = True
+    rows = np.flatnonzero(labels == value)
+    taken[rows[np.argsort(rank[rows], kind="stable")[:count]]] = True
   return np.flatnonzero(~taken), np.flatnonzero(taken)
 
 
@@ -210,14 +211,22 @@ def _check(dataset):
     )
 
 
-def _resized(split, size):
-  """Arrays are resized here; lazy sequences were told their size."""
-  if tuple(split.images.shape[1:3]) == size or not isinstance(split.images, np.ndarray):
-    return split
-  out = np.empty((len(split), *size, split.images.shape[3]), np.uint8)
-  for row, image in enumerate(split.images):
-    out[row] = pictures.resize(image, size)
-  return Split(out, split.labels)
+def _resized(dataset, size):
+  """Arrays are resized here; lazy sequences were told their size by their source."""
+  splits = {
+    name: Split(Resized(split.images, size), split.labels)
+    for name, split in _splits(dataset).items()
+    if split is not None
+    and isinstance(split.images, np.ndarray)
+    and split.images.shape[1:3] != size
+  }
+  if _fits(splits):
+    for name, split in splits.items():
+      out = np.empty(split.images.shape, np.uint8)
+      for row, image in enumerate(split.images):
+        out[row] = image
+      splits[name] = Split(out, split.labels)
+  return dataclasses.replace(dataset, **splits)
 
 
 def _with_validation(dataset, amount, seed):
@@ -622,7 +631,34 @@ def _within_limit(name, size):
     raise ConfigError(f"{name} has {size} bytes; no file of CIFAR is that large")
 
 
-# --- encoded pictures: folders and TFDS -----------------------------------------------
+# --- lazy sequences -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resized:
+  """An array whose images are resized at each access; safe from threads.
+
+  Attributes:
+    images: uint8 [n, h, w, c].
+    size: (height, width) of what `[i]` returns.
+  """
+
+  images: np.ndarray
+  size: tuple[int, int]
+
+  @property
+  def shape(self):
+    return (len(self.images), *self.size, self.images.shape[3])
+
+  def __len__(self):
+    return len(self.images)
+
+  def __getitem__(self, i) -> np.ndarray:
+    """Returns uint8 [h, w, c]."""
+    return pictures.resize(self.images[i], self.size)
+
+  def take(self, rows) -> "Resized":
+    return Resized(self.images[rows], self.size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -703,14 +739,13 @@ def _decoded(data, splits):
 
   Args:
     data: says what to do with unreadable pictures.
-    splits: name -> `Split` of `Files` or `Records`, or None.
+    splits: name -> `Split` of `Files` or `Records`.
 
   Returns:
     (the same with arrays where they fit, number of pictures left out). In "skip" every
     picture is decoded once here, also of a set that stays lazy, so that the count is
     right and no row changes its place later.
   """
-  splits = {name: split for name, split in splits.items() if split is not None}
   fits = _fits(splits)
   if not fits and data.unreadable == "refuse":
     return splits, 0
@@ -745,15 +780,13 @@ def _decoded(data, splits):
 
 
 def _fits(splits):
-  return sum(math.prod(s.images.shape) for s in splits.values() if s) <= MEMORY
+  return sum(math.prod(split.images.shape) for split in splits.values()) <= MEMORY
 
 
 def _content_fingerprint(splits, classes):
   """sha256 of every undecoded picture, its label and the class names."""
   digest = hashlib.sha256("\0".join(classes).encode())
   for name, split in sorted(splits.items()):
-    if split is None:
-      continue
     digest.update(f"{name}{len(split)}".encode() + split.labels.tobytes())
     for i in range(len(split)):
       try:
@@ -936,7 +969,7 @@ def _found(folder):
     else:
       ignored.append(os.path.relpath(path, folder))
 
-  for entry in sorted(folder.iterdir()):
+  for entry in folder.iterdir():
     if entry.name.startswith("."):
       continue
     if not entry.is_dir():
@@ -948,7 +981,8 @@ def _found(folder):
       for name in files:
         if not name.startswith("."):
           sort_in(entry.name, os.path.join(place, name))
-    found[entry.name].sort()
+  # The order of a directory differs between machines.
+  found = {label: sorted(paths) for label, paths in found.items()}
   return Found(folder, found, sorted(ignored))
 
 

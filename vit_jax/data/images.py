@@ -4,17 +4,19 @@ The rule, in order:
 
 1. The format is found from the first bytes, never from the name: JPEG, PNG, WebP, BMP.
    Anything else, and anything animated, is refused by name.
-2. A picture of more than `MAX_PIXELS` pixels is refused before it is decoded.
-3. CMYK becomes RGB, read as all writers store it (inverted, Adobe's way); palettes become
-   their colours; of 16 bits a channel the high byte is kept (v >> 8: 257 * k becomes k).
+2. A file of more than `MAX_BYTES` bytes or `MAX_PIXELS` pixels is refused undecoded.
+3. CMYK becomes RGB, read as all writers store it (inverted, Adobe's way); palettes
+   become their colours; of 16 bits a channel the high byte is kept (v >> 8, so 257 * k
+   becomes k).
 4. Transparency is composited on `BACKGROUND`; opaque pixels are untouched by it.
-5. The EXIF orientation is applied.
+5. The EXIF orientation is applied; colour profiles are not.
 6. `resize`: the largest centred box of the wanted aspect ratio, scaled to the wanted
    size by bicubic interpolation whose kernel widens with the reduction (antialias).
 """
 
 import io
 import os
+import stat
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +28,8 @@ BACKGROUND = 255
 # Most pixels of one picture; a decompression bomb declares more (Pillow's own warning
 # level).
 MAX_PIXELS = 89_478_485
+# Largest file: that many pixels uncompressed, and some.
+MAX_BYTES = 1 << 29
 # Endings of the files a folder is searched for, in any letter case.
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -187,8 +191,11 @@ def _content(source):
     name = os.fspath(source)
     if isinstance(name, bytes):
       name = os.fsdecode(name)
-    if os.path.isdir(name):
-      raise ImageError(f"{name}: a folder, expected a picture file")
+    about = os.stat(name)
+    if not stat.S_ISREG(about.st_mode):  # a pipe would block, a device never end
+      raise ImageError(f"{name}: a folder or device, expected a picture file")
+    if about.st_size > MAX_BYTES:
+      raise ImageError(f"{name}: more than {MAX_BYTES} bytes")
     with open(name, "rb") as file:
       content = file.read()
   if not content:
@@ -279,5 +286,4 @@ def _flat(image, channels):
     # Rounded to the nearest, exact for alpha 0 and 255; at most 65152, so 16 bits do.
     mixed = (colour * alpha + BACKGROUND * (255 - alpha) + 127) // 255
     return Image.fromarray(mixed.astype(np.uint8)).convert(mode)
-  # A palette or CMYK goes through RGB, so that grey is the luma of its colours.
-  return image.convert("RGB").convert(mode) if image.mode != mode else image
+  return image.convert(mode)

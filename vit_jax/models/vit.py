@@ -255,6 +255,31 @@ class AttentionPool(nn.Module):
     return (x + MLP(c, name="mlp")(y))[:, 0].astype(jnp.float32)
 
 
+@jax.custom_vjp
+def matmul(x: Float[Array, "*b I"], kernel: Float[Array, "I O"]):
+  """Returns x @ kernel, with the gradient of the kernel as one flat product.
+
+  The transpose of x is made first and kept apart (`optimization_barrier`): XLA on a CPU
+  is slow at products that sum over the first axis of both sides.
+  """
+  return x @ kernel
+
+
+def _matmul_forward(x, kernel):
+  return x @ kernel, (x, kernel)
+
+
+def _matmul_backward(residuals, dy):
+  x, kernel = residuals
+  flat_x = x.reshape(-1, x.shape[-1])
+  flat_dy = dy.reshape(-1, dy.shape[-1])
+  turned = jax.lax.optimization_barrier(flat_x.T)
+  return dy @ kernel.T, turned @ flat_dy
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
 class Linear(nn.Module):
   """x @ kernel + bias over the last axis, in the given type."""
 
@@ -267,7 +292,7 @@ class Linear(nn.Module):
     kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     dtype = DTYPES[self.dtype]
-    return x.astype(dtype) @ kernel.astype(dtype) + bias.astype(dtype)
+    return matmul(x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
 
 
 class ToHeads(nn.Module):
@@ -285,7 +310,7 @@ class ToHeads(nn.Module):
     dtype = DTYPES[self.dtype]
     # One flat product and one transpose: faster on a CPU than letting the product
     # write the heads apart.
-    y = x.astype(dtype) @ kernel.reshape(width, width).astype(dtype)
+    y = matmul(x.astype(dtype), kernel.reshape(width, width).astype(dtype))
     y = y + bias.reshape(width).astype(dtype)
     return y.reshape(batch, tokens, *shape[1:]).swapaxes(1, 2)
 
@@ -303,7 +328,8 @@ class FromHeads(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (width,))
     dtype = DTYPES[self.dtype]
     y = x.swapaxes(1, 2).reshape(batch, tokens, width).astype(dtype)
-    return y @ kernel.reshape(width, width).astype(dtype) + bias.astype(dtype)
+    y = matmul(y, kernel.reshape(width, width).astype(dtype))
+    return y + bias.astype(dtype)
 
 
 def to_heads(c: config_lib.Model, name: str) -> ToHeads:
