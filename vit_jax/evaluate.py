@@ -177,10 +177,17 @@ def run(
     **report(found, dataset.classes),
     "images_per_second": len(chosen[split]) / seconds,
   }
-  names = [split, str(number)] + ["ema"] * ema
-  names += [] if member is None else [str(member)]
-  records.write_json(folder / "evaluations" / f"{'-'.join(names)}.json", result)
+  records.write_json(path(result, folder), result)
   return result
+
+
+def path(result: dict, workdir):
+  """Returns the file of an evaluation: `evaluations/{split}-{step}.json`, with `-ema`
+  and the member where there is such."""
+  folder, _ = checkpoint.find(workdir, result["step"])
+  names = [result["split"], str(result["step"])] + ["ema"] * result["ema"]
+  names += [] if result["member"] is None else [str(result["member"])]
+  return folder / "evaluations" / f"{'-'.join(names)}.json"
 
 
 def evaluator(run_config, model, loss, data: dict):

@@ -30,6 +30,7 @@ from vit_jax import (
 )
 from vit_jax.config import Config, ConfigError
 from vit_jax.data import batches, datasets
+from vit_jax.errors import Diverged, Stopped
 
 # Settings that change no number of a run, so that a resumed run may have others.
 FREE = (
@@ -41,14 +42,6 @@ FREE = (
   "train.fsdp",
   "train.members_at_once",
 )
-
-
-class Stopped(Exception):
-  """The run was asked to stop (SIGTERM or Ctrl-C) and has saved its state."""
-
-
-class Diverged(Exception):
-  """A loss or gradient was not finite."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """Models: the only part of the package that imports Flax."""
 
 from vit_jax import config as config_lib
+from vit_jax.models.mae import MaskedAutoencoder
 from vit_jax.models.patches import Geometry, geometry
 from vit_jax.models.vit import ViT, traceable
 
 
-def build(config: config_lib.Config, image: config_lib.Pair, classes: int) -> ViT:
+def build(
+  config: config_lib.Config, image: config_lib.Pair, classes: int
+) -> ViT | MaskedAutoencoder:
   """Returns the model of a run.
 
   Args:
@@ -13,8 +16,16 @@ def build(config: config_lib.Config, image: config_lib.Pair, classes: int) -> Vi
       autoencoder.
     image: height and width of the images.
     classes: number of classes of the data.
+
+  Raises:
+    ConfigError: patches that cannot be laid on the image, or none to hide.
   """
-  return ViT(config.model, geometry(config.model, image), classes)
+  windows = geometry(config.model, image)
+  if config.loss.name != "mae":
+    return ViT(config.model, windows, classes)
+  model = MaskedAutoencoder(config.model, windows, classes, config.loss.mask_ratio)
+  model.visible  # noqa: B018 - refuses a share that hides no patch, or all
+  return model
 
 
-__all__ = ["Geometry", "ViT", "build", "geometry", "traceable"]
+__all__ = ["Geometry", "MaskedAutoencoder", "ViT", "build", "geometry", "traceable"]

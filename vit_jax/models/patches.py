@@ -227,7 +227,7 @@ class LinearTokenizer(nn.Module):
       tokens = tokens.reshape(images.shape[0], g.tokens, self.width)
     else:
       tokens = patchify(images, g) @ kernel.reshape(-1, self.width)
-    return tokens + bias.astype(self.dtype)
+    return tokens + bias.astype(self.dtype)[None, None]
 
 
 def convolve(images, kernel, stride, pads="VALID"):

@@ -79,7 +79,7 @@ class ViT(nn.Module):
       table = jnp.asarray(positions.FIXED[c.positions](self.geometry.grid, c.width))
     else:
       return tokens
-    return tokens + table.astype(tokens.dtype)
+    return tokens + table.astype(tokens.dtype)[None]
 
   def encode(
     self, tokens: Float[Array, "B N D"], *, keys=None, hyper=None, places=None
@@ -186,7 +186,7 @@ class Block(nn.Module):
       y = dropout(y, noise.of(0))
     if c.layer_scale is not None:
       start = nn.initializers.constant(c.layer_scale)
-      y = y * self.param(name, start, (c.width,)).astype(y.dtype)
+      y = y * self.param(name, start, (c.width,)).astype(y.dtype)[None, None]
     if noise is not None and c.drop_path > 0:
       y = drop_path(y, noise.of(1))
     return y
@@ -281,18 +281,20 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Linear(nn.Module):
-  """x @ kernel + bias over the last axis, in the given type."""
+  """x @ kernel + bias for each token, in the given type."""
 
   features: int
   dtype: str
 
   @nn.compact
-  def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
+  def __call__(self, x: Float[Array, "B N I"]) -> Float[Array, "B N O"]:
     shape = (x.shape[-1], self.features)
     kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     dtype = DTYPES[self.dtype]
-    return matmul(x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+    return (
+      matmul(x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)[None, None]
+    )
 
 
 class ToHeads(nn.Module):
@@ -311,7 +313,7 @@ class ToHeads(nn.Module):
     # One flat product and one transpose: faster on a CPU than letting the product
     # write the heads apart.
     y = matmul(x.astype(dtype), kernel.reshape(width, width).astype(dtype))
-    y = y + bias.reshape(width).astype(dtype)
+    y = y + bias.reshape(1, 1, width).astype(dtype)
     return y.reshape(batch, tokens, *shape[1:]).swapaxes(1, 2)
 
 
@@ -329,7 +331,7 @@ class FromHeads(nn.Module):
     dtype = DTYPES[self.dtype]
     y = x.swapaxes(1, 2).reshape(batch, tokens, width).astype(dtype)
     y = matmul(y, kernel.reshape(width, width).astype(dtype))
-    return y + bias.astype(dtype)
+    return y + bias.astype(dtype)[None, None]
 
 
 def to_heads(c: config_lib.Model, name: str) -> ToHeads:

@@ -1,0 +1,141 @@
+"""What the scripts share: flags to settings, errors to one line, exit codes.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed: a bug, a full disk, a run that diverged |
+| 2 | bad input: a flag, setting, file or folder that cannot be used |
+| 75 | stopped by a signal, state saved: queue the same command again |
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import ml_collections
+from absl import app, flags
+from ml_collections import config_flags
+
+from vit_jax import config as config_lib
+from vit_jax.config import Config, ConfigError
+from vit_jax.errors import Diverged, Stopped
+
+DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
+
+CONFIG_HELP = (
+  "file with get_config(); change single values by --config.model.stride=2, "
+  "--config.model.patch='(8, 12)', --config.train.length='30 epochs', "
+  "--config.optim.ema=None"
+)
+
+
+def define_config() -> None:
+  """Adds the flag --config, with --config.NAME=VALUE for every setting."""
+  config_flags.DEFINE_config_file("config", None, CONFIG_HELP)
+
+
+def parsed_config() -> Config:
+  """Returns the configuration that the flags describe."""
+  value = flags.FLAGS.config
+  if value is None:
+    raise ConfigError("--config is missing; try --config configs/digits.py")
+  if not isinstance(value, ml_collections.ConfigDict):
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    raise ConfigError(
+      f"--config {file}: no such file, or its get_config() fails; try --config "
+      "configs/digits.py"
+    )
+  return config_lib.parse(value)
+
+
+def define_run(split: bool = False) -> None:
+  """Adds the flags that choose a checkpoint of a run."""
+  flags.DEFINE_string("workdir", None, "run folder, or a step in its checkpoints/")
+  flags.DEFINE_string("step", "latest", "latest, best, or a step number")
+  flags.DEFINE_bool("ema", False, "take the moving average of the parameters")
+  flags.DEFINE_string("member", None, "number or name of the member of a population")
+  flags.DEFINE_string("out", None, "write the result to this file as well (JSON)")
+  if split:
+    flags.DEFINE_string("split", "test", "test, val or train")
+    flags.DEFINE_string("data_dir", None, "folder of the data, if it has moved")
+
+
+def required(name: str):
+  """Returns a flag's value or says that it is missing."""
+  value = flags.FLAGS[name].value
+  if value is None:
+    raise ConfigError(f"--{name} is missing; see --help")
+  return value
+
+
+def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
+  """Runs a script: `function(arguments that are not flags)`, and exits with a code."""
+  sys.modules["__main__"].__doc__ = doc
+  logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+
+  def guarded(arguments):
+    try:
+      function(arguments[1:])
+    except Stopped as stop:
+      _say(f"stopped: {stop}")
+      sys.exit(STOPPED)
+    except Diverged as error:
+      _say(f"failed: {error}")
+      sys.exit(FAILED)
+    except (ConfigError, FileNotFoundError, NotADirectoryError) as error:
+      _fail(error)
+
+  app.run(guarded, flags_parser=_parse)
+
+
+def _parse(arguments):
+  try:
+    _check_names(arguments)
+    left = flags.FLAGS(arguments)
+    if "config" in flags.FLAGS and flags.FLAGS.config is not None:
+      parsed_config()
+    return left
+  except ConfigError as error:
+    _fail(error)
+  except flags.Error as error:
+    _fail(error)
+  except (OSError, SyntaxError, AttributeError, ImportError, TypeError) as error:
+    # What a config file may raise; absl runs it while it reads the flags.
+    _fail(f"--config: {type(error).__name__}: {error}")
+  return None
+
+
+def _check_names(arguments):
+  """Refuses unknown settings by their whole name, which ml_collections does not."""
+  known = config_lib.names()
+  for argument in arguments[1:]:
+    name = argument.lstrip("-").split("=")[0]
+    if argument.startswith("-") and name.startswith("config."):
+      name = name.removeprefix("config.")
+      if name not in known and not any(k.startswith(f"{name}.") for k in known):
+        raise ConfigError(f"unknown setting {name!r}{config_lib.nearest(name, known)}")
+
+
+def prepare_jax(deterministic: bool = False) -> None:
+  """Sets what must be set before JAX starts: a cache of compiled programs (in
+  $JAX_COMPILATION_CACHE_DIR or ~/.cache/vit_jax), and repeatable GPU operations."""
+  if deterministic:
+    flag = "--xla_gpu_deterministic_ops=true"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+  import jax
+
+  if not jax.config.jax_compilation_cache_dir:
+    cache = os.path.join(os.path.expanduser("~"), ".cache", "vit_jax", "compiled")
+    jax.config.update("jax_compilation_cache_dir", cache)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _say(text):
+  print(text, file=sys.stderr, flush=True)
+
+
+def _fail(error):
+  text = " ".join(str(error).split())
+  _say(f"error: {text}")
+  sys.exit(BAD_INPUT)

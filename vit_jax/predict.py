@@ -1,0 +1,70 @@
+"""Class probabilities of picture files, prepared as the checkpoint's run was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import checkpoint, losses, steps
+from vit_jax.config import ConfigError
+from vit_jax.data import images
+
+BATCH = 64
+
+
+def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=None):
+  """Returns `(found, failed)`: predictions by file, and reasons by file.
+
+  Args:
+    workdir: run folder, or a step in it.
+    files: paths of pictures.
+    step, ema, member: see `vit_jax.load`.
+    top: classes to name for each.
+    model: of a run that was trained with its own.
+
+  Returns:
+    `[{"file": f, "predictions": [{"class": c, "probability": p}, ...]}, ...]` in the
+    order of the files, greatest probability first; `{file: why it cannot be read}`.
+  """
+  params, content, _ = checkpoint.load_params(
+    workdir, step=step, ema=ema, member=member
+  )
+  objective = losses.make(content["config"].loss)
+  if not isinstance(objective, losses.Classification):
+    raise ConfigError("this run rebuilds patches and knows no classes; fine-tune it")
+  model = model or checkpoint.build_model(content)
+  data = content["data"]
+  height, width, channels = data["shape"]
+  pixels, good, failed = [], [], {}
+  for file in files:
+    try:
+      pixels.append(images.read(file, size=(height, width), channels=channels))
+      good.append(str(file))
+    except (images.ImageError, OSError) as error:
+      failed[str(file)] = str(error)
+  inputs = steps.Inputs(
+    tuple(data["shape"]), len(data["classes"]), tuple(data["mean"]), tuple(data["std"])
+  )
+
+  @jax.jit
+  def probabilities(batch):
+    logits = model.apply({"params": params}, inputs.normalise(batch))
+    return objective.probabilities(logits)
+
+  found = []
+  for start in range(0, len(pixels), BATCH):
+    batch = np.stack(pixels[start : start + BATCH])
+    count = len(batch)
+    # One shape for all batches, so that one program serves them.
+    if len(pixels) > BATCH:
+      batch = np.pad(batch, ((0, BATCH - count), (0, 0), (0, 0), (0, 0)))
+    for row in np.asarray(probabilities(jnp.asarray(batch)))[:count]:
+      best = np.argsort(-row, kind="stable")[:top]
+      found.append(
+        {
+          "file": good[len(found)],
+          "predictions": [
+            {"class": data["classes"][i], "probability": float(row[i])} for i in best
+          ],
+        }
+      )
+  return found, failed
