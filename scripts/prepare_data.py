@@ -19,6 +19,7 @@ from absl import app, flags
 
 from vit_jax import config
 from vit_jax.data import datasets
+from vit_jax.data import folder as folders
 
 _DATASET = flags.DEFINE_string(
   "dataset", None, 'TFDS name, or with --check any data.name such as "folder".'
@@ -37,7 +38,7 @@ def check(name: str, folder: str | None) -> int:
     return 0
   if folder is None:
     raise config.ConfigError("--dataset=folder needs --data_dir")
-  bad = datasets.check_folder(folder)
+  bad = folders.check(folder)
   for _, reason in bad:
     print(reason)
   print(f"{folder}: {len(bad)} pictures cannot be read")

@@ -8,13 +8,13 @@
 | 75 | stopped by a signal, state saved: queue the same command again |
 """
 
-import logging
+import logging as native_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import ml_collections
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
@@ -72,7 +72,11 @@ def required(name: str):
 def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
   """Runs a script: `function(arguments that are not flags)`, and exits with a code."""
   sys.modules["__main__"].__doc__ = doc
-  logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stderr)
+  # Warnings only, a line each: the libraries below tell far more than a user reads.
+  logging.set_verbosity(logging.WARNING)
+  logging.get_absl_handler().setFormatter(
+    native_logging.Formatter("%(levelname)s: %(message)s")
+  )
 
   def guarded(arguments):
     try:

@@ -140,7 +140,8 @@ class Augment:
   erasing: float = 0.0
   # Beta parameter of mixup; 0: off.
   mixup: float = 0.0
-  # Beta parameter of CutMix; 0: off. With both on, each batch takes one of them.
+  # Beta parameter of CutMix; 0: off. With both on, each pair of
+  # examples takes one of them.
   cutmix: float = 0.0
 
 
@@ -154,19 +155,23 @@ class Optim:
   lr: float = 1e-3
   # Shape of the learning rate after warm-up.
   schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
-  # Linear rise from 0 at the start.
+  # Linear rise from 0 at the start; the first update has rate 0.
   warmup: Duration = Duration(5, "%")
   # Linear fall to 0 at the end.
   cooldown: Duration = Duration(0, "steps")
-  # Decay of weight matrices; times the learning rate, as in AdamW.
+  # Decay of leaves named `kernel`; times the learning rate and its factors, as in
+  # AdamW. lamb: inside the trust ratio.
   weight_decay: float = 0.05
-  # Greatest global norm of the averaged gradient; None or 0: no limit.
+  # Greatest global norm of the averaged gradient of the parameters that are trained;
+  # None or 0: no limit.
   clip_norm: float | None = 1.0
-  # Decay of the first moment (adamw, lion, lamb) or of the momentum (sgd, muon).
+  # Decay of the first moment (adamw, lamb, and what muon leaves to Adam) or of the
+  # momentum (sgd, muon); lion: weight of the momentum in the update.
   momentum: float = 0.9
-  # Decay of the second moment (adamw, lamb) or of the momentum itself (lion).
+  # Decay of the second moment (adamw, lamb, muon's Adam part) or of the momentum
+  # itself (lion; its paper has 0.99). sgd does not read it.
   second_momentum: float = 0.999
-  # Added to the root of the second moment (adamw, lamb).
+  # Added to the root of the second moment (adamw, lamb, muon's Adam part).
   epsilon: float = 1e-8
   # Micro-batches that `data.batch_size` is cut into.
   accumulate: int = 1
@@ -589,6 +594,33 @@ def _check(c: Config):
     f"optim.accumulate={c.optim.accumulate} does not divide "
     f"data.batch_size={c.data.batch_size}",
   )
+  if c.augment.randaugment is not None:
+    operations, magnitude = c.augment.randaugment
+    need(
+      operations >= 1 and 0 <= magnitude <= 10,
+      f"augment.randaugment={c.augment.randaugment}: expected (operations from 1, "
+      "magnitude from 0 to 10)",
+    )
+  need(
+    not (c.augment.mixup or c.augment.cutmix)
+    or c.data.batch_size // c.optim.accumulate % 2 == 0,
+    f"augment.mixup and cutmix pair examples: data.batch_size={c.data.batch_size} / "
+    f"optim.accumulate={c.optim.accumulate} must be even",
+  )
+  channels = c.model.width // c.model.heads
+  need(
+    c.model.positions != "sincos2d" or c.model.width % 4 == 0,
+    f'model.positions="sincos2d" needs model.width={c.model.width} divisible by 4',
+  )
+  need(
+    c.model.positions != "sincos1d" or c.model.width % 2 == 0,
+    f'model.positions="sincos1d" needs model.width={c.model.width} divisible by 2',
+  )
+  need(
+    c.model.positions != "rope2d" or channels % 4 == 0,
+    f'model.positions="rope2d" needs model.width / model.heads = {channels} divisible '
+    "by 4",
+  )
   if isinstance(c.augment.crop, tuple):
     low, high = c.augment.crop
     need(
@@ -609,7 +641,6 @@ def _check(c: Config):
       f"train.best_metric={metric!r}: the best checkpoint is chosen on validation "
       'data, never on test; try "val/accuracy"',
     )
-    need(c.data.val > 0, f"train.best_metric={metric!r} needs data.val above 0")
   for name in ("freeze",):
     _check_regex(f"optim.{name}", getattr(c.optim, name))
   for pattern, _ in c.optim.multipliers:

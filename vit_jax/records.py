@@ -13,23 +13,18 @@ paths: a local folder, or `gs://`, `s3://`, `az://`, `hf://`. An object store ca
 append, nor lock: there `metrics.jsonl` is rewritten as a whole from memory at each
 flush, and the lock is the heartbeat in `status.json`.
 
-In a run of several processes only process 0 writes: the others make no `Lock`,
-`Status`, `Metrics` or `Progress`. This module imports no JAX until `environment()`.
+In a run of several processes only process 0 writes: the others make no `Status` and no
+`Metrics`. `lock` holds the folder, `provenance` says what environment.json holds,
+`trackers` write the metrics elsewhere. This module imports no JAX.
 """
 
-import contextlib
 import datetime
-import importlib
-import importlib.metadata
 import json
 import math
 import os
 import pathlib
-import platform
 import re
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -37,6 +32,7 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax import trackers
 from vit_jax.config import ConfigError
 
 # The version of the form of each file.
@@ -52,29 +48,11 @@ SCHEMAS = {
 
 STATES = ("running", "done", "failed", "stopped")
 
-# A heartbeat older than this is that of a dead process (remote folders), in seconds.
-HEARTBEAT_LIMIT = 120.0
 # "running" is written to status.json at most this often, in seconds.
 STATUS_EVERY = 5.0
 # metrics.jsonl of a remote folder is rewritten at most this often, in seconds; object
 # stores allow about one write a second to one object.
 REMOTE_EVERY = 30.0
-# Event files are handed to the system at most this often, in seconds.
-BOARD_EVERY = 30.0
-
-# Versions that decide what a run computes.
-PACKAGES = (
-  "jax",
-  "jaxlib",
-  "flax",
-  "optax",
-  "orbax-checkpoint",
-  "numpy",
-  "grain",
-  "ml-collections",
-  "tensorflow-datasets",
-  "vit_jax",
-)
 
 _REMOTE = ("gs", "s3", "az", "hf")
 # Names of a row of metrics.jsonl that no metric may take.
@@ -191,248 +169,12 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
     raise
 
 
-def _now() -> str:
+def now() -> str:
+  """Returns the time in UTC, as in `2030-01-31T12:00:00.000+00:00`."""
   return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-# ---------------------------------------------------------------- environment
-
-
-def environment() -> dict[str, Any]:
-  """Returns what the run ran on: the content of environment.json.
-
-  Imports JAX and starts its backends: call it after `jax.distributed.initialize`.
-  """
-  import jax
-
-  devices = jax.devices()
-  return {
-    "schema": SCHEMAS["environment.json"],
-    "python": platform.python_version(),
-    "platform": platform.platform(),
-    "host": socket.gethostname(),
-    "packages": {name: _version(name) for name in PACKAGES},
-    "git": _git(),
-    "devices": {
-      "platform": devices[0].platform,
-      "kind": devices[0].device_kind,
-      "count": len(devices),
-      "processes": jax.process_count(),
-    },
-    "command": list(sys.argv),
-    "started": _now(),
-  }
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Compares two `environment()`s; returns lines like `jax 0.10.2 -> 0.12.0`.
-
-  Python, packages, commit and devices count; host, command line and time do not.
-  """
-
-  def facts(environment):
-    packages = environment.get("packages") or {}
-    devices = environment.get("devices") or {}
-    git = environment.get("git")
-    commit = git and git["commit"][:10] + (" with changes" if git["dirty"] else "")
-    return {
-      "python": environment.get("python"),
-      **packages,
-      "commit": commit,
-      "device": devices.get("kind"),
-      "number of devices": devices.get("count"),
-      "number of processes": devices.get("processes"),
-    }
-
-  before, after = facts(old), facts(new)
-  return [
-    f"{name} {_or_none(before.get(name))} -> {_or_none(after.get(name))}"
-    for name in {**before, **after}
-    if before.get(name) != after.get(name)
-  ]
-
-
-def _or_none(value):
-  return "none" if value is None else value
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
-
-
-def _git(package: str | os.PathLike | None = None) -> dict[str, Any] | None:
-  """Returns {"commit", "dirty"} of the checkout that holds the package, or None.
-
-  An installed package inside somebody else's checkout is not that checkout's code, so
-  the package has to lie at its top. `dirty` is None where git did not answer in time.
-  """
-  package = os.path.realpath(package or os.path.dirname(os.path.abspath(__file__)))
-  root = os.path.dirname(package)
-  if _ask_git(root, "rev-parse", "--show-prefix") != "":
-    return None
-  commit = _ask_git(root, "rev-parse", "--verify", "HEAD")
-  if commit is None:
-    return None
-  changes = _ask_git(root, "status", "--porcelain")
-  return {"commit": commit, "dirty": None if changes is None else bool(changes)}
-
-
-def _ask_git(root: str, *command: str) -> str | None:
-  # GIT_DIR and the like (set inside a hook) would point at another repository; the
-  # optional lock would disturb a git command that the user runs meanwhile.
-  variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-  variables["GIT_OPTIONAL_LOCKS"] = "0"
-  try:
-    done = subprocess.run(
-      ["git", "-C", root, *command],
-      capture_output=True,
-      stdin=subprocess.DEVNULL,
-      env=variables,
-      timeout=10,
-      check=True,
-    )
-  except (OSError, subprocess.SubprocessError):
-    return None
-  return done.stdout.decode("utf-8", "replace").strip()
-
-
-# ---------------------------------------------------------------- lock and status
-
-
-class FolderInUse(ConfigError):
-  """Another process trains in this folder."""
-
-
-class Lock:
-  """Holds a run folder for one process: `with Lock(workdir): …`.
-
-  A local folder is held by `flock` on `run.lock`; the system frees it however the
-  process ends. The file stays, since removing it would let two processes hold two
-  files of one name. A remote folder, or a file system without `flock`, is judged by
-  `status.json`: "running" with a heartbeat of the last 120 s by another process. A
-  heartbeat further than that in the future comes from a wrong clock and holds nothing.
-
-  Raises:
-    FolderInUse: on entering, when another process holds the folder.
-  """
-
-  def __init__(self, workdir: str | os.PathLike):
-    self.workdir = resolve(workdir)
-    self._file = None
-
-  def __enter__(self):
-    try:
-      self.workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-      raise ConfigError(
-        f"workdir={os.fspath(self.workdir)!r}: a file is in the way; expected a folder"
-      ) from None
-    if is_remote(self.workdir):
-      self._refuse_if(_beating(self.workdir))
-      return self
-    file = open(os.fspath(self.workdir / "run.lock"), "a+b")  # noqa: SIM115
-    try:
-      free = _flock(file, attempts=5)
-    except (ImportError, OSError):  # no flock on this system, or this file system
-      file.close()
-      self._refuse_if(_beating(self.workdir))
-      return self
-    if not free:
-      with file:
-        self._refuse_if(_read_holder(file))
-    file.truncate(0)
-    file.write(
-      json.dumps(
-        {
-          "schema": SCHEMAS["run.lock"],
-          "pid": os.getpid(),
-          "host": socket.gethostname(),
-          "since": _now(),
-        }
-      ).encode()
-    )
-    file.flush()
-    self._file = file
-    # A forked worker shares the lock and would hold it after the death of its parent.
-    os.register_at_fork(after_in_child=self._close)
-    for left in self.workdir.iterdir():  # by a kill inside `write_json`
-      if left.name.startswith(".") and left.name.endswith(".tmp"):
-        left.unlink(missing_ok=True)
-    return self
-
-  def __exit__(self, *error):
-    self._close()
-
-  def _close(self):
-    if self._file is not None:
-      self._file.close()
-      self._file = None
-
-  def _refuse_if(self, holder):
-    if holder is not None:
-      raise FolderInUse(
-        f"{os.fspath(self.workdir)} is in use by process {holder['pid']} on "
-        f"{holder['host']} since {holder['since']}; wait for it, stop it, or choose "
-        "another workdir"
-      )
-
-
-def holder(workdir: str | os.PathLike) -> dict[str, Any] | None:
-  """Returns {"pid", "host", "since", …} of the process that trains here, or None.
-
-  A run that was killed is gone at once; in a remote folder, after 120 s.
-  """
-  path = resolve(workdir)
-  if is_remote(path):
-    return _beating(path)
-  try:
-    with open(os.fspath(path / "run.lock"), "rb") as file:
-      return None if _flock(file, attempts=1, shared=True) else _read_holder(file)
-  except FileNotFoundError:
-    return None
-  except (ImportError, OSError):
-    return _beating(path)
-
-
-def _beating(workdir: epath.Path) -> dict[str, Any] | None:
-  """Returns the other process whose heartbeat in status.json is fresh, or None."""
-  status = read_status(workdir)
-  if status is None or status["state"] != "running":
-    return None
-  if (status["pid"], status["host"]) == (os.getpid(), socket.gethostname()):
-    return None
-  beat = datetime.datetime.fromisoformat(status["heartbeat"])
-  age = (datetime.datetime.now(datetime.UTC) - beat).total_seconds()
-  if abs(age) >= HEARTBEAT_LIMIT:
-    return None
-  return {**status, "since": status["started"]}
-
-
-def _flock(file, attempts: int, shared: bool = False) -> bool:
-  """Tries to lock; True on success. Several attempts, since `holder` of some other
-  process holds a shared lock for a moment."""
-  import fcntl  # not on Windows
-
-  kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-  for attempt in range(attempts):
-    try:
-      fcntl.flock(file, kind | fcntl.LOCK_NB)
-      return True
-    except BlockingIOError:
-      if attempt + 1 < attempts:
-        time.sleep(0.05)
-  return False
-
-
-def _read_holder(file) -> dict[str, Any]:
-  file.seek(0)
-  try:
-    return json.loads(file.read().decode("utf-8"))
-  except ValueError:  # taken this very moment, not written yet
-    return {"pid": "unknown", "host": "unknown", "since": "just now"}
+# ---------------------------------------------------------------- status
 
 
 class Status:
@@ -440,7 +182,7 @@ class Status:
 
   def __init__(self, workdir: str | os.PathLike):
     self.path = resolve(workdir) / "status.json"
-    self._started = _now()
+    self._started = now()
     self._last_state = None
     self._last_time = -math.inf
 
@@ -455,8 +197,8 @@ class Status:
     """
     if state not in STATES:
       raise ValueError(f"state={state!r}: expected one of {', '.join(STATES)}")
-    now = time.monotonic()
-    recent = now - self._last_time < STATUS_EVERY
+    clock = time.monotonic()
+    recent = clock - self._last_time < STATUS_EVERY
     if state == "running" == self._last_state and recent:
       return
     write_json(
@@ -470,10 +212,10 @@ class Status:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "started": self._started,
-        "heartbeat": _now(),
+        "heartbeat": now(),
       },
     )
-    self._last_state, self._last_time = state, now
+    self._last_state, self._last_time = state, clock
 
 
 def read_status(workdir: str | os.PathLike) -> dict[str, Any] | None:
@@ -517,7 +259,8 @@ class Metrics:
     self.path = self.workdir / "metrics.jsonl"
     self._start = int(start_step)
     self._members = list(members) if members and len(members) > 1 else None
-    self._wandb = _Wandb(self.workdir, wandb, self._members) if wandb else None
+    # Before anything is written, since the package may be missing.
+    self._trackers = [self._wandb(wandb)] if wandb else []
     kept, same = _kept_lines(self.path, self._start)
     if not same:
       _write_whole(self.path, b"".join(kept))
@@ -528,9 +271,9 @@ class Metrics:
     if not is_remote(self.path):
       self.workdir.mkdir(parents=True, exist_ok=True)
       self._file = open(os.fspath(self.path), "ab")  # noqa: SIM115
-    self._board = None
     if tensorboard:
-      self._board = _Board(self.workdir, self._members, self._start)
+      board = self.workdir / "tensorboard"
+      self._trackers.append(trackers.TensorBoard(board, self._members, self._start))
 
   def write(
     self, step: int, values: Mapping[str, float], member: int | None = None
@@ -581,10 +324,8 @@ class Metrics:
       self._dirty = True
       if time.monotonic() - self._written >= REMOTE_EVERY:
         self._write_remote()
-    if self._board:
-      self._board.write(step, numbers, row.get("member"))
-    if self._wandb:
-      self._wandb.write(step, numbers, row.get("member"))
+    for tracker in self._trackers:
+      tracker.write(step, numbers, row.get("member"))
 
   def flush(self) -> None:
     """Makes every row durable; call it before a checkpoint is saved."""
@@ -593,8 +334,8 @@ class Metrics:
       os.fsync(self._file.fileno())
     elif self._dirty:
       self._write_remote()
-    if self._board:
-      self._board.flush()
+    for tracker in self._trackers:
+      tracker.flush()
 
   def close(self) -> None:
     self.flush()
@@ -602,18 +343,28 @@ class Metrics:
       self._file.close()
       self._file = None
     self._lines = None
-    if self._board:
-      self._board.close()
-      self._board = None
-    if self._wandb:
-      self._wandb.close()
-      self._wandb = None
+    for tracker in self._trackers:
+      tracker.close()
+    self._trackers = []
 
   def __enter__(self):
     return self
 
   def __exit__(self, *error):
     self.close()
+
+  def _wandb(self, project):
+    """A Weights & Biases run whose id is kept in the folder."""
+    path = self.workdir / "wandb.json"
+    known = path.exists()
+    run_id = (
+      read_json(path, SCHEMAS["wandb.json"])["id"] if known else uuid.uuid4().hex[:16]
+    )
+    local = None if is_remote(self.workdir) else os.fspath(self.workdir)
+    run = trackers.WandB(project, self.workdir.name, run_id, local, self._members)
+    if not known:
+      write_json(path, {"schema": SCHEMAS["wandb.json"], "id": run_id})
+    return run
 
   def _write_remote(self):
     _write_whole(self.path, b"".join(self._lines))
@@ -715,240 +466,3 @@ def _kept_lines(path: epath.Path, start_step: int) -> tuple[list[bytes], bool]:
     return [], False
   kept = [line for line, row in _parse_lines(path) if row["step"] <= start_step]
   return kept, b"".join(kept) == path.read_bytes()
-
-
-class _Board:
-  """Event files of TensorBoard, one folder a member.
-
-  Written through tensorboardX's record layer: its `SummaryWriter` needs two threads
-  and a pipe for each member, and its `flush` does not wait for them.
-  """
-
-  def __init__(self, workdir, members, start_step):
-    from tensorboardX import event_file_writer, record_writer
-    from tensorboardX.proto import event_pb2, summary_pb2
-
-    self._event, self._session = event_pb2.Event, event_pb2.SessionLog
-    self._summary = summary_pb2.Summary
-    if is_remote(workdir):
-      # The library knows gs and s3 through packages of their own; we go through epath.
-      for scheme in _REMOTE:
-        record_writer.register_writer_factory(scheme, _RemoteEvents)
-    folders = [workdir / "tensorboard"]
-    if members:
-      folders = [
-        folders[0] / f"{k:03d}_{re.sub(r'[^A-Za-z0-9=.,+-]+', '_', name)[:80]}"
-        for k, name in enumerate(members)
-      ]
-    self._writers = []
-    self._flushed = time.monotonic()
-    for folder in folders:
-      record_writer.directory_check(os.fspath(folder))
-      # The library's own name has seconds only: a quick restart would overwrite.
-      writer = event_file_writer.EventsWriter(
-        os.fspath(folder / "events"), f".{uuid.uuid4().hex[:12]}"
-      )
-      # TensorBoard forgets what a killed run wrote from this step on.
-      session = self._session(status=self._session.START)
-      first = start_step + 1 if start_step else 0
-      event = self._event(step=first, session_log=session)
-      event.wall_time = time.time()
-      writer.write_event(event)
-      self._writers.append(writer)
-
-  def write(self, step, numbers, member):
-    values = [
-      self._summary.Value(tag=name, simple_value=_single(value))
-      for name, value in numbers.items()
-    ]
-    event = self._event(step=step, summary=self._summary(value=values))
-    event.wall_time = time.time()
-    self._writers[member or 0].write_event(event)
-    if time.monotonic() - self._flushed >= BOARD_EVERY:
-      self.flush()
-
-  def flush(self):
-    for writer in self._writers:
-      writer.flush()
-    self._flushed = time.monotonic()
-
-  def close(self):
-    for writer in self._writers:
-      writer.close()
-
-
-def _single(value: float) -> float:
-  """float32 has no more than this; protobuf refuses or rounds by version."""
-  return max(min(value, 3.4028234e38), -3.4028234e38) if math.isfinite(value) else value
-
-
-class _RemoteEvents:
-  """An event file on an object store: rewritten as a whole at each flush."""
-
-  @classmethod
-  def open(cls, path):
-    return cls(path)
-
-  @staticmethod
-  def directory_check(path):
-    epath.Path(path).mkdir(parents=True, exist_ok=True)
-
-  def __init__(self, path):
-    self._path = epath.Path(path)
-    self._parts = []
-
-  def write(self, content: bytes):
-    self._parts.append(content)
-
-  def flush(self):
-    self._path.write_bytes(b"".join(self._parts))
-
-  def close(self):
-    self.flush()
-
-
-class _Wandb:
-  """A Weights & Biases run that goes on when the folder's run does."""
-
-  def __init__(self, workdir, project, members):
-    try:
-      library = importlib.import_module("wandb")
-      start = library.init  # a mere folder ./wandb imports too, but is empty
-    except (ImportError, AttributeError):
-      raise ConfigError(
-        f"wandb={project!r}: the package is missing; try pip install wandb, or leave "
-        "the option out"
-      ) from None
-    self._members = members
-    local = None if is_remote(workdir) else os.fspath(workdir)
-    if local:
-      os.makedirs(local, exist_ok=True)
-    path = workdir / "wandb.json"
-    if not path.exists():
-      write_json(path, {"schema": SCHEMAS["wandb.json"], "id": uuid.uuid4().hex[:16]})
-    self._run = start(
-      project=project,
-      name=workdir.name,
-      id=read_json(path, SCHEMAS["wandb.json"])["id"],
-      dir=local,
-      resume="allow",
-    )
-    # W&B drops rows whose own step goes back, as after a kill; so the step is a value.
-    self._run.define_metric("*", step_metric="step")
-
-  def write(self, step, numbers, member):
-    prefix = "" if member is None else f"{self._members[member]}/"
-    self._run.log({"step": step, **{prefix + k: v for k, v in numbers.items()}})
-
-  def close(self):
-    self._run.finish()
-
-
-# ---------------------------------------------------------------- progress
-
-
-class Progress:
-  """Shows how far a run is, on stderr.
-
-  On a terminal a bar with loss, accuracy, images/s and the time left; elsewhere a
-  plain line for the first and the last update and at most every `every` seconds.
-
-  Args:
-    total: steps of the whole run.
-    start: steps done already.
-    every: seconds between plain lines.
-  """
-
-  def __init__(self, total: int, start: int = 0, every: float = 30.0):
-    self._total = int(total)
-    self._every = every
-    self._bar = None
-    self._pending = None
-    self._last_line = -math.inf
-    self._first = None
-    if _is_terminal(sys.stderr):
-      import tqdm
-
-      with _lost_reader():
-        self._bar = tqdm.tqdm(
-          total=self._total,
-          initial=int(start),
-          file=sys.stderr,
-          unit="step",
-          dynamic_ncols=True,
-        )
-
-  def update(self, step: int, values: Mapping[str, float]) -> None:
-    """Shows `step` (steps done) and, of `values`, what a person wants to see."""
-    now = time.monotonic()
-    text = _summary(values)
-    if self._bar is not None:
-      with _lost_reader():
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(int(step) - self._bar.n)
-      return
-    if self._first is None:
-      self._first = (now, step)
-    line = f"step {step}/{self._total}" + (f"  {text}" if text else "")
-    since, begun = self._first
-    if step > begun:
-      seconds = (now - since) / (step - begun) * (self._total - step)
-      line += f"  {_duration(seconds)} left"
-    if step >= self._total or now - self._last_line >= self._every:
-      self._print(line, now)
-    else:
-      self._pending = line
-
-  def note(self, text: str) -> None:
-    """Prints a line, above the bar where there is one."""
-    if self._bar is not None:
-      with _lost_reader():
-        self._bar.write(text, file=self._bar.fp)
-    else:
-      self._print(text, self._last_line)
-
-  def close(self) -> None:
-    if self._bar is not None:
-      with _lost_reader():
-        self._bar.close()
-      self._bar = None
-    elif self._pending is not None:
-      self._print(self._pending, self._last_line)
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *error):
-    self.close()
-
-  def _print(self, line, now):
-    self._last_line, self._pending = now, None
-    with _lost_reader():
-      print(line, file=sys.stderr, flush=True)
-
-
-def _lost_reader():
-  """A closed terminal or pipe is no reason to stop training."""
-  return contextlib.suppress(OSError, ValueError)
-
-
-def _is_terminal(stream) -> bool:
-  try:
-    return stream.isatty()
-  except (AttributeError, ValueError):  # no stream, or a closed one
-    return False
-
-
-def _summary(values: Mapping[str, float]) -> str:
-  shown = (
-    ("train/loss", "loss {:.4f}"),
-    ("train/accuracy", "accuracy {:.4f}"),
-    ("time/images_per_second", "{:.0f} images/s"),
-  )
-  return "  ".join(f.format(float(values[k])) for k, f in shown if k in values)
-
-
-def _duration(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import losses, optim
+from vit_jax import optim
 from vit_jax.data.augment import augment
 
 

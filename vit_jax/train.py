@@ -22,15 +22,18 @@ from vit_jax import (
   config,
   devices,
   evaluate,
+  lock,
   losses,
   models,
   optim,
+  provenance,
   records,
   steps,
 )
 from vit_jax.config import Config, ConfigError
 from vit_jax.data import batches, datasets
 from vit_jax.errors import Diverged, Stopped
+from vit_jax.progress import Progress
 
 # Settings that change no number of a run, so that a resumed run may have others.
 FREE = (
@@ -127,6 +130,11 @@ def prepare(
   )
   _check_members(base, population)
   found = _load(population, data)
+  if base.train.best_metric is not None and found[0].val is None:
+    raise ConfigError(
+      f"train.best_metric={base.train.best_metric!r} needs validation data; try "
+      "data.val=0.1"
+    )
   shape = inputs(found[0])
   model = model or models.build(base, config.Pair(*shape.shape[:2]), shape.classes)
   sizes = dict(examples=len(found[0].train), batch_size=base.data.batch_size)
@@ -282,7 +290,7 @@ def run(
 def _exclusive(folder):
   """The lock of the folder, held by the first process of a run."""
   if jax.process_index() == 0:
-    return records.Lock(folder)
+    return lock.Lock(folder)
   return contextlib.nullcontext()
 
 
@@ -327,11 +335,11 @@ def _write_identity(folder, job):
       {"name": m.name, "overrides": config.plain(m.overrides)} for m in job.members
     ],
   }
-  environment = records.environment()
+  environment = provenance.environment()
   if (folder / "config.json").exists():
     _compare_identity(folder, job, content, members)
     old = records.read_json(folder / "environment.json")
-    for difference in records.differences(old, environment):
+    for difference in provenance.differences(old, environment):
       logging.warning("this run began with another version: %s", difference)
   if jax.process_index() == 0:
     records.write_json(folder / "config.json", content)
@@ -390,7 +398,7 @@ class _Loop:
         )
       ) as writer,
       contextlib.closing(checkpoint.Saver(self.folder, keep)) as saver,
-      _main_only(lambda: records.Progress(schedule.total, begin)) as progress,
+      _main_only(lambda: Progress(schedule.total, begin)) as progress,
       self._signals(),
     ):
       clock = _Clock(self.step)
@@ -411,7 +419,7 @@ class _Loop:
           tracer.after(self.step, state)
         self._after_call(state, writer, saver, progress, clock)
       self._check_finite(self.sums.flush())
-      return self._finish(state, writer, progress)
+      return self._finish(state)
 
   def _after_call(self, state, writer, saver, progress, clock):
     """Logs, evaluates and saves where that is due."""
@@ -472,7 +480,7 @@ class _Loop:
             found[member][f"{split}{suffix}/{key}"] = number
     return found
 
-  def _finish(self, state, writer, progress):
+  def _finish(self, state):
     """Returns the last metrics by member; a finished run that is started again
     evaluates nothing it has not to."""
     if not self.metrics:

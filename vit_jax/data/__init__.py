@@ -1,1 +1,1 @@
-"""Where images come from (`datasets`, `images`) and how they reach a step."""
+"""Where images come from (`datasets` and its sources) and how they reach a step."""

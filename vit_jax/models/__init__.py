@@ -1,7 +1,7 @@
 """Models: the only part of the package that imports Flax."""
 
 from vit_jax import config as config_lib
-from vit_jax.models.mae import MaskedAutoencoder
+from vit_jax.models.mae import MaskedAutoencoder, visible_patches
 from vit_jax.models.patches import Geometry, geometry
 from vit_jax.models.vit import ViT, traceable
 
@@ -23,9 +23,8 @@ def build(
   windows = geometry(config.model, image)
   if config.loss.name != "mae":
     return ViT(config.model, windows, classes)
-  model = MaskedAutoencoder(config.model, windows, classes, config.loss.mask_ratio)
-  model.visible  # noqa: B018 - refuses a share that hides no patch, or all
-  return model
+  visible = visible_patches(windows.tokens, config.loss.mask_ratio)
+  return MaskedAutoencoder(config.model, windows, classes, visible)
 
 
 __all__ = ["Geometry", "MaskedAutoencoder", "ViT", "build", "geometry", "traceable"]

@@ -30,34 +30,17 @@ class MaskedAutoencoder(nn.Module):
   Attributes:
     config, geometry, classes: of the ViT; its head and attention pool have no
       parameters here, since nothing reads them.
-    mask_ratio: share of hidden patches, rounded to whole ones.
+    visible: number of patches of an image that the encoder sees.
   """
 
   config: config_lib.Model
   geometry: patches.Geometry
   classes: int
-  mask_ratio: float
+  visible: int
 
   def setup(self):
     self.encoder = vit.ViT(self.config, self.geometry, self.classes)
     self.decoder = Decoder(decoder_config(self.config), self.geometry)
-
-  @property
-  def visible(self) -> int:
-    """Number of patches of an image that the encoder sees.
-
-    Raises:
-      ConfigError: all would be hidden, or none.
-    """
-    tokens = self.geometry.tokens
-    hidden = round(self.mask_ratio * tokens)
-    if not 0 < hidden < tokens:
-      raise ConfigError(
-        f"loss.mask_ratio={self.mask_ratio:g} hides {hidden} of {tokens} patches; "
-        "expected at least one hidden and one visible: try another loss.mask_ratio or "
-        "a smaller model.patch"
-      )
-    return tokens - hidden
 
   def __call__(
     self, images: Float[Array, "B h w C"], *, keys=None, hyper=None
@@ -75,7 +58,13 @@ class MaskedAutoencoder(nn.Module):
     order = self.order(len(images), keys)
     visible, hidden = order[:, : self.visible], order[:, self.visible :]
     seen = self.encode(images, visible, keys=keys, hyper=hyper)
-    targets = scaled(patches.patchify(images.astype(jnp.float32), self.geometry))
+    cells = patches.patchify(images.astype(jnp.float32), self.geometry)
+    if cells.shape[-1] == 1:
+      raise ConfigError(
+        'loss.name="mae" with model.patch=1 on grey images leaves nothing to rebuild: '
+        "each patch is scaled by itself; try model.patch=2"
+      )
+    targets = scaled(cells)
     guesses = self.decoder(seen, order, targets.shape[-1])
     errors = jnp.square(_take(guesses, hidden) - _take(targets, hidden))
     return errors.mean(axis=(1, 2))
@@ -126,6 +115,22 @@ class Decoder(nn.Module):
       x = vit.Block(c, name=f"block_{i}")(x, scale)
     x = vit.layer_norm("norm")(x[:, prefix:])
     return vit.Linear(pixels, "float32", name="pixels")(x)
+
+
+def visible_patches(tokens: int, mask_ratio: float) -> int:
+  """Returns how many of so many patches stay visible.
+
+  Raises:
+    ConfigError: none of them, or all.
+  """
+  hidden = round(mask_ratio * tokens)
+  if not 0 < hidden < tokens:
+    raise ConfigError(
+      f"loss.mask_ratio={mask_ratio:g} hides {hidden} of {tokens} patches; expected at "
+      "least one hidden and one visible: try another loss.mask_ratio or a smaller "
+      "model.patch"
+    )
+  return tokens - hidden
 
 
 def decoder_config(encoder: config_lib.Model) -> config_lib.Model:
