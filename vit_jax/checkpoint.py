@@ -8,6 +8,8 @@ never deletes or changes anything.
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
 import math
 from typing import Any
@@ -81,6 +83,7 @@ class Saver:
     tree = {n: [str(a.dtype), list(a.shape)] for n, a in arrays.items()}
     sums = {name: int(value) for name, value in checksums(arrays).items()}
     meta = {"schema": SCHEMA, "step": step, "tree": tree, "checksums": sums, **meta}
+    meta["digest"] = _digest(meta)
     self._orbax.save(
       path,
       args=ocp.args.Composite(
@@ -136,7 +139,9 @@ def steps(workdir) -> list[int]:
   folder = records.resolve(workdir) / FOLDER
   if not folder.exists():
     return []
-  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+  names = [p.name for p in folder.iterdir()]
+  # `str` leaves out names that are no step of ours, as "007" or "²".
+  return sorted(int(n) for n in names if n.isdecimal() and str(int(n)) == n)
 
 
 def flatten(tree) -> dict[str, Any]:
@@ -189,7 +194,15 @@ def read_meta(path) -> dict[str, Any]:
     raise Damaged(f"{path} is not a whole checkpoint: {_line(error)}") from error
   if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
     raise Damaged(f"{path} is not a checkpoint of schema {SCHEMA}")
+  # The first runs of this schema have no digest.
+  if "digest" in meta and meta["digest"] != _digest(meta):
+    raise Damaged(f"{path}: its meta data is not that which was saved")
   return meta
+
+
+def _digest(meta) -> str:
+  content = {name: value for name, value in meta.items() if name != "digest"}
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def restore(path, template, *, meta=None, partial_names=None):
@@ -308,11 +321,11 @@ def find(run, step) -> tuple[epath.Path, epath.Path]:
     step = _best(folder, known)
   elif step == "latest":
     step = _newest(folder, known)
-  elif not str(step).isdigit() or int(step) not in known:
+  elif not str(step).isdecimal() or int(step) not in known:
     raise ConfigError(
       f"step={step!r}: expected latest, best or one of {', '.join(map(str, known))}"
     )
-  return folder, folder / FOLDER / str(step)
+  return folder, folder / FOLDER / str(int(step))
 
 
 def _newest(folder, known):
@@ -341,13 +354,20 @@ def _best(folder, known):
 
 def read_config(folder) -> dict[str, Any]:
   """Returns config.json with `config` parsed: what a run was, with every default."""
-  content = records.read_json(records.resolve(folder) / "config.json", SCHEMA)
+  content = _read_record(folder, "config.json")
   return {**content, "config": config_lib.parse(content["config"])}
+
+
+def _read_record(folder, name):
+  try:
+    return records.read_json(records.resolve(folder) / name, SCHEMA)
+  except ValueError as error:  # damaged, or of another schema
+    raise ConfigError(str(error)) from None
 
 
 def member_number(folder, member) -> int:
   """Returns the index of a member given by number or name; None: the only one."""
-  members = records.read_json(records.resolve(folder) / "members.json", SCHEMA)
+  members = _read_record(folder, "members.json")
   names = [m["name"] for m in members["members"]]
   if member is None:
     if len(names) > 1:
@@ -372,19 +392,27 @@ def load_params(run, *, step="latest", ema=False, member=None):
   folder, path = find(run, step)
   content = read_config(folder)
   number = member_number(folder, member)
-  members = records.read_json(folder / "members.json", SCHEMA)["members"]
+  members = _read_record(folder, "members.json")["members"]
   content["config"] = config_lib.override(
     content["config"], members[number]["overrides"]
   )
-  meta = read_meta(path)
-  prefix = "ema/" if ema else "params/"
-  names = [name for name in meta["tree"] if name.startswith(prefix)]
-  if not names:
+  if ema and content["config"].optim.ema is None:
     raise ConfigError(f"{folder} was trained without optim.ema, so it has no average")
+  prefix = "ema/" if ema else "params/"
   try:
-    arrays = restore(path, {}, meta=meta, partial_names=names)
+    arrays = _read_arrays(path, prefix)
   except Damaged as error:
-    raise ConfigError(str(error)) from error
+    # As a run that goes on does: the newest whole step. A step that was asked for by
+    # number is that one or none.
+    before = [n for n in steps(folder) if n < int(path.name)]
+    if step != "latest" or records.resolve(run) == path or not before:
+      raise ConfigError(str(error)) from error
+    logging.warning("%s; trying the step before", error)
+    path = folder / FOLDER / str(_newest(folder, before))
+    try:
+      arrays = _read_arrays(path, prefix)
+    except Damaged as error:
+      raise ConfigError(str(error)) from error
   params = {}
   for name, array in arrays.items():
     *parents, leaf = name.removeprefix(prefix).split("/")
@@ -393,6 +421,12 @@ def load_params(run, *, step="latest", ema=False, member=None):
       node = node.setdefault(parent, {})
     node[leaf] = array[number]
   return params, content, int(path.name)
+
+
+def _read_arrays(path, prefix):
+  meta = read_meta(path)
+  names = [name for name in meta["tree"] if name.startswith(prefix)]
+  return restore(path, {}, meta=meta, partial_names=names)
 
 
 def load(run, *, step="latest", ema=False, member=None, model=None):

@@ -87,7 +87,13 @@ def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
     except Diverged as error:
       _say(f"failed: {error}")
       sys.exit(FAILED)
-    except (ConfigError, FileNotFoundError, NotADirectoryError) as error:
+    except (
+      ConfigError,
+      FileNotFoundError,
+      NotADirectoryError,
+      IsADirectoryError,
+      PermissionError,
+    ) as error:
       _fail(error)
 
   app.run(guarded, flags_parser=_parse)
@@ -103,9 +109,11 @@ def _parse(arguments):
   except ConfigError as error:
     _fail(error)
   except flags.Error as error:
-    _fail(error)
-  except (OSError, SyntaxError, AttributeError, ImportError, TypeError) as error:
-    # What a config file may raise; absl runs it while it reads the flags.
+    # ml_collections puts the traceback of a config file in; its last line says why.
+    head, trace, rest = str(error).partition("Traceback (most recent call last)")
+    _fail(head + rest.strip().splitlines()[-1] if trace else error)
+  except Exception as error:
+    # A config file is a program of the user, which absl runs while it reads the flags.
     _fail(f"--config: {type(error).__name__}: {error}")
   return None
 
@@ -113,8 +121,8 @@ def _parse(arguments):
 def _check_names(arguments):
   """Refuses unknown settings by their whole name, which ml_collections does not."""
   known = config_lib.names()
-  for argument in arguments[1:]:
-    name = argument.lstrip("-").split("=")[0]
+  for argument in flags.FLAGS.read_flags_from_files(arguments[1:], force_gnu=False):
+    name = argument.lstrip("-").split("=")[0].removeprefix("no")
     if argument.startswith("-") and name.startswith("config."):
       name = name.removeprefix("config.")
       if name not in known and not any(k.startswith(f"{name}.") for k in known):

@@ -7,6 +7,9 @@ package reads. This module imports no JAX, so a bad value is refused at once.
 
 import dataclasses
 import difflib
+import fractions
+import math
+import numbers
 import re
 import types
 import typing
@@ -45,7 +48,10 @@ class Duration:
   unit: str
 
   def __str__(self):
-    return f"{self.amount:g} {self.unit}"
+    short = f"{self.amount:g}"
+    # Six digits where they are the whole number: what is written is read back exactly.
+    amount = short if float(short) == self.amount else repr(self.amount)
+    return f"{amount} {self.unit}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +285,8 @@ def parse(config: Mapping | Config) -> Config:
   """Turns a `ConfigDict` (or a nested mapping) into a `Config`.
 
   Args:
-    config: nested names and values; names left out keep their defaults.
+    config: nested names and values; names left out keep their defaults. A `Config`
+      made in Python is checked in the same way.
 
   Returns:
     The typed, frozen configuration.
@@ -289,8 +296,8 @@ def parse(config: Mapping | Config) -> Config:
       type, or two values that cannot go together.
   """
   if isinstance(config, Config):
-    return config
-  if isinstance(config, ml_collections.ConfigDict):
+    config = to_dict(config)
+  elif isinstance(config, ml_collections.ConfigDict):
     config = config.to_dict()
   parsed = _parse_dataclass(Config, config, "")
   _check(parsed)
@@ -303,12 +310,17 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
   for name, value in changes.items():
     *path, leaf = name.split(".")
     inner = nested
-    for depth, part in enumerate(path):
+    for part in path:
       if not isinstance(inner.get(part), dict):
-        raise _unknown(".".join(path[: depth + 1]), part, inner)
+        raise _unknown(name, name, names())
       inner = inner[part]
     if leaf not in inner:
       raise _unknown(name, leaf, inner)
+    if isinstance(inner[leaf], dict):
+      raise ConfigError(
+        f"{name!r} is a group; change its settings, as in "
+        f"'{name}.{next(iter(inner[leaf]))}'"
+      )
     inner[leaf] = value
   return parse(nested)
 
@@ -366,11 +378,11 @@ def steps(duration: Duration, *, examples: int, batch_size: int, total: int | No
         '"30 epochs", "500 steps" or "100000 examples"'
       )
     return round(total * duration.amount / 100)
+  # In fractions of the decimal number as written: 2.2 * 100 is above 220 in floats.
+  wanted = fractions.Fraction(str(duration.amount))
   if duration.unit == "epochs":
-    wanted = duration.amount * examples
-  else:
-    wanted = duration.amount
-  return -int(-wanted // batch_size)
+    wanted *= examples
+  return math.ceil(wanted / batch_size)
 
 
 def nearest(name: str, known) -> str:
@@ -404,6 +416,11 @@ def _plain(value):
     return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
   if isinstance(value, (tuple, list)):
     return [_plain(v) for v in value]
+  # NumPy's numbers, which a sweep may hold, are not JSON.
+  if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    return int(value)
+  if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    return float(value)
   return value
 
 
@@ -462,9 +479,8 @@ def _convert(hint, value):
     if isinstance(value, str) and value in typing.get_args(hint):
       return value
   elif hint is Pair:
-    if isinstance(value, Pair):
-      return value
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Pair)):
+      value = tuple(value)
       if len(value) == 2:
         return Pair(_integer(value[0]), _integer(value[1]))
     else:
@@ -474,12 +490,14 @@ def _convert(hint, value):
   elif hint is bool:
     if isinstance(value, bool):
       return value
+    if value in ("true", "false"):  # not literals, but common
+      return value == "true"
   elif hint is int:
     return _integer(value)
   elif hint is float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-      return float(value)
-    if isinstance(value, str):  # absl leaves "1e-3" to us only if it is not a literal
+    # absl leaves "1e-3" to us only if it is not a literal.
+    known = isinstance(value, (numbers.Real, str)) and not isinstance(value, bool)
+    if known and math.isfinite(float(value)):
       return float(value)
   elif hint is str:
     if isinstance(value, str):
@@ -494,10 +512,11 @@ def _convert(hint, value):
 
 
 def _integer(value):
-  if isinstance(value, bool):
+  if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
     raise ValueError
   if isinstance(value, str):
-    value = float(value)
+    # By way of float, an integer above 2^53 (a seed) would become another one.
+    value = int(value) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else float(value)
   if int(value) != value:
     raise ValueError
   return int(value)
@@ -505,12 +524,17 @@ def _integer(value):
 
 def _duration(value):
   if isinstance(value, Duration):
-    return value
+    value = str(value)
   match = _DURATION.fullmatch(value) if isinstance(value, str) else None
   if match is None:
     raise ValueError
   unit = match[2] if match[2] == "%" else match[2].rstrip("s") + "s"
-  return Duration(float(match[1]), unit)
+  amount = float(match[1])
+  if not math.isfinite(amount):
+    raise ValueError
+  if unit in ("steps", "examples") and amount != int(amount):
+    raise ValueError
+  return Duration(amount, unit)
 
 
 def _expected(options):
@@ -546,28 +570,35 @@ def _check(c: Config):
     "model.mlp_ratio": c.model.mlp_ratio,
     "data.batch_size": c.data.batch_size,
     "data.eval_batch_size": c.data.eval_batch_size,
+    "optim.epsilon": c.optim.epsilon,
     "optim.accumulate": c.optim.accumulate,
     "train.steps_per_call": c.train.steps_per_call,
     "train.length": c.train.length.amount,
     "train.log_every": c.train.log_every.amount,
     "train.checkpoint_every": c.train.checkpoint_every.amount,
   }
+  if c.train.keep_every is not None:
+    positive["train.keep_every"] = c.train.keep_every.amount
+  if c.train.members_at_once is not None:
+    positive["train.members_at_once"] = c.train.members_at_once
   for name, value in positive.items():
     need(value > 0, f"{name}={value} must be above 0")
-  fractions = {
+  shares = {
     "model.drop_path": c.model.drop_path,
     "model.dropout": c.model.dropout,
-    "augment.erasing": c.augment.erasing,
     "loss.label_smoothing": c.loss.label_smoothing,
     "loss.mask_ratio": c.loss.mask_ratio,
     "optim.momentum": c.optim.momentum,
     "optim.second_momentum": c.optim.second_momentum,
   }
   if c.optim.ema is not None:
-    fractions["optim.ema"] = c.optim.ema
-  for name, value in fractions.items():
-    top = 1.0 if name == "augment.erasing" else 0.999999
-    need(0 <= value <= top, f"{name}={value} must be from 0 to below 1")
+    shares["optim.ema"] = c.optim.ema
+  for name, value in shares.items():
+    need(0 <= value < 1, f"{name}={value} must be from 0 to below 1")
+  need(
+    0 <= c.augment.erasing <= 1,
+    f"augment.erasing={c.augment.erasing} must be from 0 to 1",
+  )
   not_negative = {
     "model.registers": c.model.registers,
     "data.val": c.data.val,
@@ -640,6 +671,16 @@ def _check(c: Config):
       metric.startswith(("val/", "val_ema/")),
       f"train.best_metric={metric!r}: the best checkpoint is chosen on validation "
       'data, never on test; try "val/accuracy"',
+    )
+    known = ("loss",) if c.loss.name == "mae" else ("loss", "accuracy", "top5")
+    measured = metric.split("/", 1)[1]
+    need(
+      measured in known,
+      f"train.best_metric={metric!r} is not measured{nearest(measured, known)}",
+    )
+    need(
+      c.optim.ema is not None or not metric.startswith("val_ema/"),
+      f"train.best_metric={metric!r} needs optim.ema, as in optim.ema=0.999",
     )
   for name in ("freeze",):
     _check_regex(f"optim.{name}", getattr(c.optim, name))

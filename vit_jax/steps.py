@@ -91,10 +91,7 @@ def hyper(config: config_lib.Config, warmup_steps: float, model: dict) -> dict:
       "weight_decay": config.optim.weight_decay,
       "clip_norm": config.optim.clip_norm or np.inf,
     },
-    "loss": {
-      "label_smoothing": config.loss.label_smoothing,
-      "mask_ratio": config.loss.mask_ratio,
-    },
+    "loss": {"label_smoothing": config.loss.label_smoothing},
     "model": model,
     "augment": {
       "erasing": config.augment.erasing,
@@ -234,12 +231,14 @@ def _micro_batches(leaf, parts):
 
 
 def _update_ratios(updates, params):
-  """Returns |update| / |parameters| of each top-level part of the model."""
+  """Returns |update| / |parameters| of each top-level part of the model; 0 where all
+  parameters are 0, as those of the head are at the start."""
 
   def norm(tree):
     return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
+  sizes = {name: norm(params[name]) for name in params}
   return {
-    f"update_ratio/{name}": norm(updates[name]) / jnp.maximum(norm(params[name]), 1e-12)
-    for name in params
+    f"update_ratio/{name}": jnp.where(size > 0, norm(updates[name]) / size, 0.0)
+    for name, size in sizes.items()
   }

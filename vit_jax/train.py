@@ -1,15 +1,12 @@
 """The training run: restore -> [ steps -> log -> evaluate -> save ] -> test.
 
 `run` is the whole of it. What a run is made of stands in `Job`, made once by `prepare`
-(which the dry run uses too); what happens when stands in `_Loop.go`.
+(which the dry run uses too); what happens when stands in `loop.Loop.go`.
 """
 
 import contextlib
 import dataclasses
 import logging
-import math
-import signal
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +17,6 @@ import numpy as np
 from vit_jax import (
   checkpoint,
   config,
-  devices,
   evaluate,
   lock,
   losses,
@@ -32,8 +28,8 @@ from vit_jax import (
 )
 from vit_jax.config import Config, ConfigError
 from vit_jax.data import batches, datasets
-from vit_jax.errors import Diverged, Stopped
-from vit_jax.progress import Progress
+from vit_jax.errors import Stopped
+from vit_jax.loop import Loop
 
 # Settings that change no number of a run, so that a resumed run may have others.
 FREE = (
@@ -123,6 +119,7 @@ def prepare(
   Raises:
     ConfigError: settings that do not fit the data or each other.
   """
+  given = {"model": model, "loss": loss, "data": data}
   names = names or [str(i) for i in range(len(members))]
   population = tuple(
     Member(name, dict(changes), config.override(base, changes))
@@ -175,11 +172,7 @@ def prepare(
     ),
     steps=steps.make(base, model, objective, optimizer, shape),
     hypers=jax.tree.map(lambda *leaves: np.stack(leaves), *hypers),
-    external=tuple(
-      name
-      for name, part in (("model", model), ("loss", loss), ("data", data))
-      if part is not None and (name != "model" or not isinstance(part, models.ViT))
-    ),
+    external=tuple(name for name, part in given.items() if part is not None),
   )
 
 
@@ -191,7 +184,6 @@ TRACED = (
   "optim.weight_decay",
   "optim.clip_norm",
   "loss.label_smoothing",
-  "loss.mask_ratio",
   "model.dropout",
   "model.drop_path",
   "model.scale",
@@ -274,7 +266,7 @@ def run(
   with _exclusive(folder):
     _write_identity(folder, job)
     status = records.Status(folder)
-    loop = _Loop(job, folder, status)
+    loop = Loop(job, folder, status)
     try:
       result = loop.go(wandb=wandb, profile=profile)
     except Stopped as stop:
@@ -366,389 +358,3 @@ def _compare_identity(folder, job, content, members):
       "start from its parameters with --config.init.source"
     )
   evaluate.check_data(job.data, old["data"])
-
-
-class _Loop:
-  """The state of a run while it runs."""
-
-  def __init__(self, job: Job, folder, status):
-    self.job, self.folder, self.status = job, folder, status
-    self.step = 0
-    self.layout = devices.make(
-      job.config.train, job.steps, len(job.members), job.config.data.batch_size
-    )
-    self.hypers = self.layout.put(job.hypers)
-    self.metrics: dict[int, dict[str, float]] = {}  # last values, by member
-    self.sums = _Sums()
-    self.stop = None  # name of the signal that asked to stop
-
-  def go(self, *, wandb, profile):
-    job, schedule = self.job, self.job.schedule
-    state, begin = self._first_state()
-    self.step = begin
-    keep = checkpoint.Keep(
-      job.config.train.keep, schedule.keep_every, job.config.train.best_metric
-    )
-    names = [m.name for m in job.members]
-    self.source = self._source(begin)
-    with (
-      _main_only(
-        lambda: records.Metrics(
-          self.folder, start_step=begin, members=names, wandb=wandb
-        )
-      ) as writer,
-      contextlib.closing(checkpoint.Saver(self.folder, keep)) as saver,
-      _main_only(lambda: Progress(schedule.total, begin)) as progress,
-      self._signals(),
-    ):
-      clock = _Clock(self.step)
-      tracer = _Tracer(self.folder / "profile", begin) if profile else None
-      while self.step < schedule.total:
-        if tracer:
-          tracer.before(self.step)
-        stop_at = schedule.next_stop(self.step)
-        count = min(job.config.train.steps_per_call, stop_at - self.step)
-        with clock.waiting():
-          batch = self.source.next(self.step, count)
-        state, history = self.layout.train(
-          state, batch, self.hypers, *self.source.data, np.int32(count)
-        )
-        self.sums.add(self.step, count, history)
-        self.step += count
-        if tracer:
-          tracer.after(self.step, state)
-        self._after_call(state, writer, saver, progress, clock)
-      self._check_finite(self.sums.flush())
-      return self._finish(state)
-
-  def _after_call(self, state, writer, saver, progress, clock):
-    """Logs, evaluates and saves where that is due."""
-    schedule, step = self.job.schedule, self.step
-    end = step == schedule.total
-    log = step % schedule.log == 0 or end
-    test = (schedule.evaluate and step % schedule.evaluate == 0) or end
-    save = step % schedule.save == 0 or end
-    stopping = self._asked_to_stop()
-    if not (log or test or save or stopping):
-      return
-    self._check_finite(self.sums.flush())
-    found = [{} for _ in self.job.members]
-    if log:
-      found = self.sums.means()
-      clock_figures = clock.figures(step, self.job.config.data.batch_size)
-      found = [f | clock_figures for f in found]
-    if test:
-      with clock.paused():
-        scores = self._evaluate(state, end)
-      found = [f | s for f, s in zip(found, scores)]
-    evaluated = found[0] if test else {}
-    self.metrics = {i: self.metrics.get(i, {}) | f for i, f in enumerate(found)}
-    if writer:
-      for i, row in enumerate(found):
-        if row:
-          writer.write(step, row, i if len(found) > 1 else None)
-    if progress:
-      progress.update(step, self.metrics[0])
-    better = bool(test and saver.keep.best and saver.beats_best(evaluated))
-    if save or better or stopping:
-      with clock.paused():
-        if writer:
-          writer.flush()
-        meta = {"metrics": _finite(evaluated), "running": self.sums.running()}
-        saver.save(step, self.layout.single(state), meta)
-    self.status.write("running", step, schedule.total)
-    if stopping and not end:
-      saver.wait()
-      raise Stopped(f"{self.stop} at step {step}; the same command goes on from there")
-
-  def _evaluate(self, state, end: bool):
-    """Returns the metrics of each member on validation data (at the end on test data
-    too; without validation data on test data, for the curve only)."""
-    data = self.job.datasets
-    splits = {"val": [d.val for d in data]} if data[0].val is not None else {}
-    if end or not splits:
-      splits["test"] = [d.test for d in data]
-    found = [{} for _ in data]
-    size = self.job.config.data.eval_batch_size
-    for suffix, name in (("", "params"), ("_ema", "ema")):
-      if name not in state:
-        continue
-      for split, parts in splits.items():
-        values = evaluate.values(self.layout, state[name], self.hypers, parts, size)
-        for member, value in enumerate(values):
-          for key, number in evaluate.metrics(value).items():
-            found[member][f"{split}{suffix}/{key}"] = number
-    return found
-
-  def _finish(self, state):
-    """Returns the last metrics by member; a finished run that is started again
-    evaluates nothing it has not to."""
-    if not self.metrics:
-      scores = self._evaluate(state, end=True)
-      self.metrics = dict(enumerate(scores))
-    return {m.name: self.metrics[i] for i, m in enumerate(self.job.members)}
-
-  def _first_state(self):
-    """Returns the newest whole state of the folder, or a new one, and its step."""
-    template = self.layout.abstract(self.hypers)
-    found = checkpoint.newest_whole(self.folder, template)
-    if found is not None:
-      step, state, meta = found
-      self.sums.restore(meta["running"])
-      if jax.process_index() == 0:
-        for name in checkpoint.set_aside(self.folder, step):
-          logging.warning("a damaged step lies aside as %s", name)
-      return self.layout.place(state), step
-    if checkpoint.steps(self.folder):
-      raise ConfigError(
-        f"{self.folder} has checkpoints but none is whole; try another --workdir"
-      )
-    state = self.layout.init(self.hypers)
-    if self.job.config.init.source is not None:
-      from vit_jax import transfer
-
-      state = transfer.start_from(self.job.config.init, state, self.layout)
-    return state, 0
-
-  def _source(self, step):
-    """Returns the batches from this step on: by number where data is resident."""
-    job, size = self.job, self.job.config.data.batch_size
-    splits = [d.train for d in job.datasets]
-    orders = [batches.Order(m.config.seed, len(splits[0])) for m in job.members]
-    if batches.is_resident(splits[0]):
-      return _Resident(self.layout, splits, orders, size, job.config.train)
-    return _Streamed(self.layout, splits[0], orders[0], size, step, job)
-
-  def _check_finite(self, history):
-    """Raises `Diverged` at the first step whose loss or gradient is not finite."""
-    for first, values in history:
-      for member, k in np.argwhere(values["finite"] == 0):
-        step = first + int(k)
-        losses_ = float(values["loss"][member, k])
-        norm = float(values["gradient_norm"][member, k])
-        where = f", member {self.job.members[member].name}" if len(values) > 1 else ""
-        raise Diverged(
-          f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
-          f"{self.source.examples(step, member)}); the last checkpoint is from before. "
-          "Try a lower optim.lr, a longer optim.warmup, or optim.clip_norm"
-        )
-
-  @contextlib.contextmanager
-  def _signals(self):
-    """Notes SIGTERM and the first Ctrl-C; a second Ctrl-C interrupts at once."""
-
-    def note(number, _):
-      self.stop = signal.Signals(number).name
-      signal.signal(signal.SIGINT, old[signal.SIGINT])
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    try:
-      old = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not the main thread: signals are its caller's business
-      yield
-      return
-    try:
-      yield
-    finally:
-      for number, handler in old.items():
-        signal.signal(number, handler)
-
-  def _asked_to_stop(self) -> bool:
-    """Whether any process got a signal; all of them answer alike."""
-    if jax.process_count() == 1:
-      return self.stop is not None
-    from jax.experimental import multihost_utils
-
-    flags = multihost_utils.process_allgather(np.array(self.stop is not None))
-    if flags.any() and self.stop is None:
-      self.stop = "a signal to another process"
-    return bool(flags.any())
-
-
-class _Resident:
-  """Batches as example numbers into data that lies on the device."""
-
-  def __init__(self, layout, splits, orders, size, train):
-    self._layout, self._orders, self._size = layout, orders, size
-    self._steps = train.steps_per_call
-    shared, own = batches.resident(splits)
-    # [S n ...]: whole on every device.
-    self.data = (layout.put(own) if not _is_pmap(layout) else own, layout.put(shared))
-    if _is_pmap(layout) and own:
-      self.data = (own, layout.put(shared))
-
-  def next(self, step, count):
-    """Returns the batches of `count` steps; always K of them, so that one program
-    serves all lengths (the rest is not read)."""
-    del count
-    numbers = batches.index_batches(self._orders, step, self._steps, self._size)
-    return self._layout.put(numbers, 2)
-
-  def examples(self, step, member):
-    numbers = batches.index_batches([self._orders[member]], step, 1, self._size)
-    return numbers["index"][0, 0].tolist()
-
-
-def _is_pmap(layout):
-  return isinstance(layout, devices.Pmap)
-
-
-class _Streamed:
-  """Batches read from disk."""
-
-  def __init__(self, layout, split, order, size, step, job):
-    self._layout, self._order, self._size = layout, order, size
-    self._steps = job.config.train.steps_per_call
-    self._members = len(job.members)
-    self.data = ({}, {})
-    self._stream = batches.Stream(
-      split,
-      order,
-      step=step,
-      size=size,
-      own=devices.own_rows(size),
-      total=job.schedule.total,
-    )
-
-  def next(self, step, count):
-    del step
-    batch = self._stream.next(count)
-    missing = self._steps - count
-
-    def widened(leaf):
-      """[K B ...] -> [S K B ...], K filled up to that of a full call."""
-      leaf = np.pad(leaf, ((0, missing), *[(0, 0)] * (leaf.ndim - 1)))
-      return np.broadcast_to(leaf, (self._members, *leaf.shape))
-
-    return self._layout.put_own(jax.tree.map(widened, batch), 2)
-
-  def examples(self, step, member):
-    del member
-    return self._order.at(step * self._size + np.arange(self._size)).tolist()
-
-
-class _Sums:
-  """Means of metrics since the last row, in float64, per member.
-
-  They are saved with a checkpoint, so that a resumed run writes the row that an
-  unbroken one does.
-  """
-
-  def __init__(self):
-    self._pending = []
-    self._totals: dict[str, list[float]] = {}
-    self._count = 0
-
-  def add(self, step, count, history):
-    """Takes the metrics of a call, [S, K] each of which `count` steps were made."""
-    self._pending.append((step, count, history))
-
-  def flush(self):
-    """Waits for the calls and returns [(first step, values [S, count])] of them."""
-    out = []
-    for step, count, history in self._pending:
-      values = {n: np.asarray(v)[:, :count] for n, v in jax.device_get(history).items()}
-      for name, value in values.items():
-        old = self._totals.get(name, [0.0] * len(value))
-        # Summed in turn: the result does not depend on how steps were cut into calls.
-        self._totals[name] = [_summed(o, row) for o, row in zip(old, value)]
-      self._last = {n: v[:, -1] for n, v in values.items()}
-      self._count += count
-      out.append((step, values))
-    self._pending = []
-    return out
-
-  def means(self):
-    """Returns the means by member and begins anew."""
-    members = len(next(iter(self._totals.values())))
-    out = [
-      {
-        f"train/{name}": total[i] / self._count
-        for name, total in self._totals.items()
-        if name != "finite"
-      }
-      for i in range(members)
-    ]
-    for i, row in enumerate(out):  # the rate of the last step, not a mean
-      row["train/learning_rate"] = float(self._last["learning_rate"][i])
-    self._totals, self._count = {}, 0
-    return out
-
-  def running(self):
-    return {"totals": self._totals, "count": self._count}
-
-  def restore(self, running):
-    self._totals, self._count = dict(running["totals"]), running["count"]
-
-
-def _summed(start, row):
-  for value in row:
-    start += float(value)
-  return start
-
-
-class _Clock:
-  """Seconds of training since the last row; evaluation and saving are left out."""
-
-  def __init__(self, step):
-    self._step, self._begin = step, time.perf_counter()
-    self._wait = self._pause = 0.0
-
-  @contextlib.contextmanager
-  def waiting(self):
-    begin = time.perf_counter()
-    yield
-    self._wait += time.perf_counter() - begin
-
-  @contextlib.contextmanager
-  def paused(self):
-    begin = time.perf_counter()
-    yield
-    self._pause += time.perf_counter() - begin
-
-  def figures(self, step, batch_size):
-    """Returns the clock figures of the steps since the last call, and begins anew."""
-    now = time.perf_counter()
-    seconds = max(now - self._begin - self._pause, 1e-9)
-    count = max(step - self._step, 1)
-    out = {
-      "time/images_per_second": count * batch_size / seconds,
-      "time/step": seconds / count,
-      "time/data_wait": self._wait / seconds,
-    }
-    self._step, self._begin, self._wait, self._pause = step, now, 0.0, 0.0
-    return out
-
-
-class _Tracer:
-  """Writes a profile of a few steps, after those that compile."""
-
-  def __init__(self, folder, begin, skip: int = 2, steps: int = 5):
-    self._folder, self._from, self._to = folder, begin + skip, begin + skip + steps
-    self._running = False
-
-  def before(self, step):
-    if not self._running and self._from <= step < self._to:
-      jax.profiler.start_trace(str(self._folder))
-      self._running = True
-
-  def after(self, step, state):
-    if self._running and step >= self._to:
-      jax.block_until_ready(state)
-      jax.profiler.stop_trace()
-      self._running = False
-      self._to = -1
-
-
-@contextlib.contextmanager
-def _main_only(make):
-  """Opens what only the first process writes; None elsewhere."""
-  if jax.process_index() != 0:
-    yield None
-    return
-  with make() as opened:
-    yield opened
-
-
-def _finite(metrics):
-  return {n: v if math.isfinite(v) else None for n, v in metrics.items()}

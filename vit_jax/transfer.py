@@ -58,7 +58,7 @@ class Match:
     ]
     lines += [f"  {'left at random':<16}{n} {r}" for n, r in self.other.items()]
     lines += [f"  {'not used':<16}{n}" for n in _by_part(self.unused)]
-    return "\n".join(lines) + _hint(self.other)
+    return "\n".join(lines)
 
 
 def start_from(
@@ -101,7 +101,7 @@ def start_from(
     listed = "; ".join(texts[:MOST])
     rest = f"; and {len(texts) - MOST} more" if len(texts) > MOST else ""
     raise ConfigError(
-      f"{where} does not fit this model: {listed}{rest}{_hint(found.other)}. Try "
+      f"{where} does not fit this model: {listed}{rest}. Try "
       "init.partial=True to take what fits"
     )
   if jax.process_index() == 0:
@@ -124,7 +124,8 @@ def match(
   for name in (name for name in wanted if name in source):
     has, wants = source[name], wanted[name]
     if has.shape != wants.shape:
-      other[name] = f"is {tuple(has.shape)}, expected {tuple(wants.shape)}"
+      meaning = _meaning(name, has.shape, wants.shape)
+      other[name] = f"is {tuple(has.shape)}, expected {tuple(wants.shape)}{meaning}"
     elif has.dtype != wants.dtype:
       other[name] = f"is {has.dtype}, expected {wants.dtype}"
     elif other_classes and name.startswith("head/"):
@@ -148,17 +149,14 @@ def _by_part(names) -> list[str]:
   ]
 
 
-def _hint(names) -> str:
-  """Says of the common cases what they mean."""
-  tops = {name.removeprefix(ENCODER).split("/")[0] for name in names}
-  texts = []
-  if "head" in tops:
-    texts.append("the head is for other classes, and begins anew with init.partial")
-  if "positions" in tops:
-    texts.append(
-      "the position table is for another grid or class token; tables are not resized"
-    )
-  return f" ({'; '.join(texts)})" if texts else ""
+def _meaning(name, has, wants) -> str:
+  """Says what another shape means in the two common cases."""
+  part = name.removeprefix(ENCODER).split("/")[0]
+  if part == "head" and has[:-1] == wants[:-1]:
+    return " (other classes)"
+  if part == "positions" and has[1:] == wants[1:]:
+    return " (another grid or class token; tables are not resized)"
+  return ""
 
 
 def _filled(tree, chosen):

@@ -1,0 +1,120 @@
+"""Figures of a run while it runs: means between rows, seconds, profiles."""
+
+import contextlib
+import time
+
+import jax
+import numpy as np
+
+
+class Sums:
+  """Means of metrics since the last row, in float64, per member.
+
+  They are saved with a checkpoint, so that a resumed run writes the row that an
+  unbroken one does.
+  """
+
+  def __init__(self):
+    self._pending = []
+    self._totals: dict[str, list[float]] = {}
+    self._count = 0
+
+  def add(self, step, count, history):
+    """Takes the metrics of a call, [S, K] each of which `count` steps were made."""
+    self._pending.append((step, count, history))
+
+  def flush(self):
+    """Waits for the calls and returns [(first step, values [S, count])] of them."""
+    out = []
+    for step, count, history in self._pending:
+      values = {n: np.asarray(v)[:, :count] for n, v in jax.device_get(history).items()}
+      for name, value in values.items():
+        old = self._totals.get(name, [0.0] * len(value))
+        # Summed in turn: the result does not depend on how steps were cut into calls.
+        self._totals[name] = [_summed(o, row) for o, row in zip(old, value)]
+      self._last = {n: v[:, -1] for n, v in values.items()}
+      self._count += count
+      out.append((step, values))
+    self._pending = []
+    return out
+
+  def means(self):
+    """Returns the means by member and begins anew."""
+    members = len(next(iter(self._totals.values())))
+    out = [
+      {
+        f"train/{name}": total[i] / self._count
+        for name, total in self._totals.items()
+        if name != "finite"
+      }
+      for i in range(members)
+    ]
+    for i, row in enumerate(out):  # the rate of the last step, not a mean
+      row["train/learning_rate"] = float(self._last["learning_rate"][i])
+    self._totals, self._count = {}, 0
+    return out
+
+  def running(self):
+    return {"totals": self._totals, "count": self._count}
+
+  def restore(self, running):
+    self._totals, self._count = dict(running["totals"]), running["count"]
+
+
+def _summed(start, row):
+  for value in row:
+    start += float(value)
+  return start
+
+
+class Clock:
+  """Seconds of training since the last row; evaluation and saving are left out."""
+
+  def __init__(self, step):
+    self._step, self._begin = step, time.perf_counter()
+    self._wait = self._pause = 0.0
+
+  @contextlib.contextmanager
+  def waiting(self):
+    begin = time.perf_counter()
+    yield
+    self._wait += time.perf_counter() - begin
+
+  @contextlib.contextmanager
+  def paused(self):
+    begin = time.perf_counter()
+    yield
+    self._pause += time.perf_counter() - begin
+
+  def figures(self, step, batch_size):
+    """Returns the clock figures of the steps since the last call, and begins anew."""
+    now = time.perf_counter()
+    seconds = max(now - self._begin - self._pause, 1e-9)
+    count = max(step - self._step, 1)
+    out = {
+      "time/images_per_second": count * batch_size / seconds,
+      "time/step": seconds / count,
+      "time/data_wait": self._wait / seconds,
+    }
+    self._step, self._begin, self._wait, self._pause = step, now, 0.0, 0.0
+    return out
+
+
+class Tracer:
+  """Writes a profile of a few steps, after those that compile."""
+
+  def __init__(self, folder, begin, skip: int = 2, steps: int = 5):
+    self._folder, self._from, self._to = folder, begin + skip, begin + skip + steps
+    self._running = False
+
+  def before(self, step):
+    if not self._running and self._from <= step < self._to:
+      jax.profiler.start_trace(str(self._folder))
+      self._running = True
+
+  def after(self, step, state):
+    if self._running and step >= self._to:
+      jax.block_until_ready(state)
+      jax.profiler.stop_trace()
+      self._running = False
+      self._to = -1
