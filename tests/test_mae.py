@@ -1,7 +1,5 @@
 """Masked autoencoder: the loss against NumPy, what is hidden, what is read."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,14 +33,17 @@ def made(changes=(), size=8, batch=3):
 
 def test_loss_is_that_of_numpy_for_the_same_mask():
   model, params, images, keys = made({"model.patch": 2}, size=4)
-  apply = jax.jit(lambda images: model.apply({"params": params}, images, keys=keys))
-  order = np.asarray(model.apply({"params": params}, 3, keys, method="order"))
-  seen = model.apply(
-    {"params": params}, images, order[:, : model.visible], keys=keys, method="encode"
-  )
   decoder = mae.Decoder(mae.decoder_config(model.config), model.geometry)
-  guesses = decoder.apply({"params": params["decoder"]}, seen, order, 12)
 
+  @jax.jit
+  def parts(images):
+    order = model.order(len(images), keys)
+    visible = order[:, : model.visible]
+    seen = model.apply({"params": params}, images, visible, keys=keys, method="encode")
+    guesses = decoder.apply({"params": params["decoder"]}, seen, order, 12)
+    return model.apply({"params": params}, images, keys=keys), order, guesses
+
+  loss, order, guesses = (np.asarray(part) for part in parts(images))
   expected = []
   for image, guess, hidden in zip(images, guesses, order[:, model.visible :]):
     errors = []
@@ -53,13 +54,28 @@ def test_loss_is_that_of_numpy_for_the_same_mask():
       cell = (cell - cell.mean()) / np.sqrt(cell.var() + 1e-6)
       errors.append(np.mean((np.asarray(guess[place], np.float64) - cell) ** 2))
     expected.append(np.mean(errors))
-  np.testing.assert_allclose(apply(images), expected, rtol=1e-5)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_decoder_puts_patches_back_in_their_places():
+  """In whatever order they come."""
+  model, params, _, keys = made({"model.registers": 1}, size=12)
+  order = np.array(model.order(3, keys))
+  visible = np.arange(model.visible)[::-1]
+  other = np.concatenate([order[:, visible], order[:, len(visible) :]], axis=1)
+  seen = np.random.default_rng(1).normal(size=(3, 2 + len(visible), 16))
+  seen = seen.astype(np.float32)
+  decoder = mae.Decoder(mae.decoder_config(model.config), model.geometry)
+  apply = jax.jit(lambda *x: decoder.apply({"params": params["decoder"]}, *x, 48))
+  guesses = apply(seen, order)
+  turned = np.concatenate([seen[:, :2], seen[:, 2 + visible]], axis=1)
+  np.testing.assert_allclose(apply(turned, other), guesses, rtol=1e-4, atol=1e-4)
+  assert np.abs(apply(turned, order) - guesses).max() > 1e-2
 
 
 @pytest.mark.parametrize(
   "changes",
   [
-    {},
     {"model.pool": "mean", "model.registers": 2, "model.positions": "rope2d"},
     {"model.pool": "map", "model.stride": 2, "model.positions": "sincos2d"},
     {"model.tokenizer": "conv", "model.pool": "mean", "model.scan_layers": True},
@@ -86,19 +102,16 @@ def test_encoder_sees_nothing_outside_the_visible_windows(changes):
   assert (gradient[inside] > 0).mean() > 0.9
 
 
-def test_places_of_visible_patches_count():
-  """The same tokens elsewhere give other features, with any kind of position."""
-  for kind in ("learned", "rope2d"):
-    model, params, images, _ = made({"model.positions": kind}, size=12)
-    first, second = (
-      jnp.broadcast_to(jnp.array(p), (3, 3)) for p in ((0, 1, 2), (0, 1, 5))
-    )
-    same = np.tile(images[:, :4, :4], (1, 3, 3, 1))
-    a, b = (
-      model.apply({"params": params}, same, places, method="encode")
-      for places in (first, second)
-    )
-    assert np.abs(a - b).max() > 1e-3
+@pytest.mark.parametrize("kind", ["learned", "rope2d"])
+def test_places_of_visible_patches_count(kind):
+  """The same patch elsewhere gives other features, with any kind of position."""
+  model, params, images, _ = made({"model.positions": kind}, size=12, batch=2)
+  same = np.broadcast_to(images[:1], images.shape).copy()
+  same[:, 4:8, 8:] = same[:, :4, 8:]  # places 2 and 5
+  places = jnp.array([[0, 1, 2], [0, 1, 5]])
+  encode = jax.jit(lambda *x: model.apply({"params": params}, *x, method="encode"))
+  a, b = encode(same, places)
+  assert np.abs(a - b).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -115,14 +128,17 @@ def test_number_of_visible_patches(ratio, visible):
 
 
 def test_masks_are_each_examples_own():
+  """Whatever else is in the batch: the loss of an example is its own."""
   model, params, images, keys = made(size=16, batch=6)
   order = np.asarray(model.order(6, keys))
   assert (np.sort(order, 1) == np.arange(16)[None]).all()
   assert len({tuple(sorted(row[:4])) for row in order}) > 3
   apply = jax.jit(lambda i, k: model.apply({"params": params}, i, keys=k))
-  whole = apply(images, keys)
-  parts = np.concatenate([apply(images[i : i + 2], keys[i : i + 2]) for i in (0, 2, 4)])
-  np.testing.assert_allclose(whole, parts, rtol=1e-5)
+  others = np.array([5, 5, 0, 1, 2, 2])
+  whole, mixed = apply(images, keys), apply(images[others], keys[others])
+  np.testing.assert_allclose(mixed, np.asarray(whole)[others], rtol=1e-5)
+  elsewhere = apply(images[others], keys)
+  assert np.abs(elsewhere - np.asarray(whole)[others])[:5].min() > 1e-4
 
 
 def test_masks_are_uniform():
@@ -136,68 +152,65 @@ def test_masks_are_uniform():
 
 def test_one_value_a_patch_is_refused():
   c = config.override(config.Config(), SMALL | {"model.patch": 1})
+  model = models.build(c, Pair(4, 4), 10)
   with pytest.raises(ConfigError, match="nothing to rebuild"):
-    models.build(c, Pair(4, 4), 10).init(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
+    jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
 
 
 def test_encoder_is_a_vit_without_what_reads_it():
-  c = config.override(config.Config(), SMALL | {"model.pool": "map"})
-  image = jnp.zeros((1, 8, 8, 3))
-  masked = models.build(c, Pair(8, 8), 10).init(jax.random.key(0), image)["params"]
-  plain = config.override(c, {"loss.name": "softmax"})
-  vit = models.build(plain, Pair(8, 8), 10).init(jax.random.key(0), image)["params"]
+  _, masked, images, _ = made({"model.pool": "map"})
+  _, vit, *_ = made({"model.pool": "map", "loss.name": "softmax"})
   assert set(masked) == {"encoder", "decoder"}
   assert set(vit) - set(masked["encoder"]) == {"head", "pool"}
   for name, part in masked["encoder"].items():
-    assert jax.tree.map(jnp.shape, part) == jax.tree.map(jnp.shape, vit[name])
-
-
-def _steps(changes):
-  c = config.override(config.Config(), SMALL | changes)
-  inputs = steps.Inputs((8, 8, 1), 10, (0.5,), (0.25,))
-  model = models.build(c, Pair(8, 8), 10)
-  optimizer = optim.make(c.optim, optim.Plan(30, 0, 3.0), c.model.depth)
-  hyper = steps.hyper(c, 3.0, models.traceable(c.model))
-  return steps.make(c, model, losses.make(c.loss), optimizer, inputs), hyper
-
-
-def _batch(labels):
-  y, x = np.mgrid[:8, :8]
-  phase = np.linspace(0, 6, 16)[:, None, None]
-  images = np.rint(127 + 100 * np.sin(0.7 * x + 0.4 * y + phase)).astype(np.uint8)
-  return {
-    "image": images[..., None],
-    "label": labels,
-    "row": np.arange(16, dtype=np.int32),
-    "weight": np.ones(16, np.float32),
-  }
+    assert jax.tree.map(np.shape, part) == jax.tree.map(np.shape, vit[name])
 
 
 def test_training_learns_and_reads_no_label():
-  made, hyper = _steps({"model.patch": 2, "optim.lr": 3e-3, "augment.crop": 1})
-  start = jax.jit(made.init)(hyper)
-  step = jax.jit(made.train_step)
-  labels = np.arange(16, dtype=np.int32) % 10
+  changes = {"model.patch": 2, "model.pool": "mean", "optim.name": "sgd"}
+  c = config.override(config.Config(), SMALL | changes)
+  inputs = steps.Inputs((8, 8, 1), 10, (0.5,), (0.25,))
+  model = models.build(c, Pair(8, 8), 10)
+  optimizer = optim.make(c.optim, optim.Plan(30, 0, 0.0), c.model.depth)
+  hyper = steps.hyper(c, 0.0, models.traceable(c.model))
+  hyper["optim"]["lr"] = np.float32(0.1)
+  made = steps.make(c, model, losses.make(c.loss), optimizer, inputs)
+  start, step = jax.jit(made.init)(hyper), jax.jit(made.train_step)
+  y, x = np.mgrid[:8, :8]
+  waves = np.sin(0.7 * x + 0.4 * y + np.linspace(0, 6, 16)[:, None, None])
+  batch = {
+    "image": np.rint(127 + 100 * waves).astype(np.uint8)[..., None],
+    "row": np.arange(16, dtype=np.int32),
+    "weight": np.ones(16, np.float32),
+  }
   ends = []
-  for label in (labels, labels[::-1]):
+  for label in (np.arange(16) % 10, np.arange(16)[::-1] % 10):
     state, history = start, []
     for _ in range(30):
-      state, metrics = step(state, _batch(label), hyper)
+      state, metrics = step(state, {**batch, "label": label.astype(np.int32)}, hyper)
       history.append(float(metrics["loss"]))
-    assert np.mean(history[-5:]) < 0.8 * np.mean(history[:5])
     ends.append((history, state["params"]))
+  assert np.mean(history[-5:]) < 0.8 * np.mean(history[:5])
   assert ends[0][0] == ends[1][0]
   jax.tree.map(np.testing.assert_array_equal, ends[0][1], ends[1][1])
 
 
-def test_evaluation_is_without_dropout():
-  noisy, hyper = _steps({"model.dropout": 0.5, "model.drop_path": 0.5})
-  plain, quiet = _steps({})
-  params = jax.jit(plain.init)(quiet)["params"]
-  batch = _batch(np.zeros(16, np.int32))
-  a = jax.jit(noisy.eval_step)(params, batch, hyper)["loss"]
-  b = jax.jit(plain.eval_step)(params, batch, quiet)["loss"]
-  np.testing.assert_allclose(a, b, rtol=1e-5)
+def test_evaluation_hides_the_same_patches_and_adds_no_noise():
+  calls = []
+
+  def apply(images, keys, hyper):
+    calls.append((jax.random.key_data(keys), hyper))
+    return images
+
+  hyper = {"model": {"scale": 2.0, "dropout": 0.5, "drop_path": 0.5}}
+  objective = losses.MaskedAutoencoder()
+  for rows in ([0, 1, 2], [2, 3, 4]):
+    batch = {"image": jnp.zeros(3), "row": jnp.array(rows)}
+    objective.evaluate(apply, batch, hyper)
+  (first, quiet), (second, _) = calls
+  assert quiet == {"scale": 2.0, "dropout": 0.0, "drop_path": 0.0}
+  np.testing.assert_array_equal(first[2], second[0])
+  assert not np.array_equal(first[1], second[1])
 
 
 def test_overlapping_targets_are_the_windows_pixels():
@@ -207,16 +220,3 @@ def test_overlapping_targets_are_the_windows_pixels():
   np.testing.assert_array_equal(cells[1, 4].reshape(4, 4, 3), images[1, 2:6, 2:6])
   flat = mae.scaled(jnp.full((1, 2, 48), 3.0))
   assert np.abs(flat).max() < 1e-3
-
-
-def test_mask_does_not_depend_on_dropout():
-  """Noise has its own part of the key."""
-  model, params, images, keys = made()
-  with_noise = dataclasses.replace(model.config, dropout=0.3)
-  other = model.clone(config=with_noise)
-  np.testing.assert_array_equal(model.order(3, keys), other.order(3, keys))
-  hyper = models.traceable(with_noise)
-  a, b = (
-    m.apply({"params": params}, images, keys=keys, hyper=hyper) for m in (model, other)
-  )
-  assert np.abs(a - b).max() > 1e-4

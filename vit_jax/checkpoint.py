@@ -7,6 +7,7 @@ A step counts as whole if Orbax can read it and every array has its checksum; lo
 never deletes or changes anything.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -56,7 +57,7 @@ class Saver:
   def __init__(self, workdir, keep: Keep):
     self.folder = records.resolve(workdir) / FOLDER
     self.keep = keep
-    self._orbax = _checkpointer()
+    self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
     self._scores = {}
     for step in steps(workdir):
       try:
@@ -186,10 +187,7 @@ def read_meta(path) -> dict[str, Any]:
   """
   path = epath.Path(path)
   try:
-    restored = _checkpointer(asynchronous=False).restore(
-      path, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-    )
-    meta = restored["meta"]
+    meta = _restored(path, meta=ocp.args.JsonRestore())
   except Exception as error:
     raise Damaged(f"{path} is not a whole checkpoint: {_line(error)}") from error
   if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
@@ -224,7 +222,8 @@ def restore(path, template, *, meta=None, partial_names=None):
   wanted = flatten(template)
   found = meta["tree"]
   if partial_names is None:
-    differences = compare(found, wanted)
+    # Parameters first: the rest follows from them, and long lists are cut.
+    differences = sorted(compare(found, wanted), key=lambda text: "params/" not in text)
     if differences:
       raise ConfigError(
         f"{path} does not fit this run: " + "; ".join(_shortened(differences))
@@ -238,10 +237,7 @@ def restore(path, template, *, meta=None, partial_names=None):
     for name, (dtype, shape) in found.items()
   }
   try:
-    restored = _checkpointer(asynchronous=False).restore(
-      path, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(abstract))
-    )
-    arrays = restored["arrays"]
+    arrays = _restored(path, arrays=ocp.args.StandardRestore(abstract))
   except Exception as error:
     raise Damaged(f"{path} cannot be read: {_line(error)}") from error
   for name, value in checksums(arrays).items():
@@ -345,8 +341,8 @@ def _best(folder, known):
       f"{folder} was trained without train.best_metric, so that no step is the best; "
       "try latest"
     )
-  saver = Saver(folder, Keep(best=best))
-  step = best_step(saver._scores)
+  with contextlib.closing(Saver(folder, Keep(best=best))) as saver:
+    step = best_step(saver._scores)
   if step is None:
     raise ConfigError(f"no step of {known} in {folder} has a finite {best}")
   return step
@@ -447,9 +443,11 @@ def build_model(content):
   return models.build(content["config"], image, len(content["data"]["classes"]))
 
 
-def _checkpointer(asynchronous: bool = True):
-  handler = ocp.CompositeCheckpointHandler()
-  return ocp.AsyncCheckpointer(handler) if asynchronous else ocp.Checkpointer(handler)
+def _restored(path, **item):
+  """Returns what Orbax reads of the one item that is named."""
+  (name,) = item
+  with contextlib.closing(ocp.Checkpointer(ocp.CompositeCheckpointHandler())) as orbax:
+    return orbax.restore(path, args=ocp.args.Composite(**item))[name]
 
 
 def _here():

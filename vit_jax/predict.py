@@ -18,13 +18,15 @@ def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=N
     workdir: run folder, or a step in it.
     files: paths of pictures.
     step, ema, member: see `vit_jax.load`.
-    top: classes to name for each.
+    top: classes to name for each, from 1; all where there are fewer.
     model: of a run that was trained with its own.
 
   Returns:
     `[{"file": f, "predictions": [{"class": c, "probability": p}, ...]}, ...]` in the
     order of the files, greatest probability first; `{file: why it cannot be read}`.
   """
+  if top < 1:
+    raise ConfigError(f"top={top}: expected 1 class or more")
   params, content, _ = checkpoint.load_params(
     workdir, step=step, ema=ema, member=member
   )

@@ -15,13 +15,14 @@ from vit_jax.data import batches
 from vit_jax.models import cost
 
 Rows = list[tuple[str, ...]]
+BLOCK = re.compile(r"block_\d+")
 
 
 def text(job: train.Job) -> str:
   """Returns the summary of a run: data, patches, parameters, cost, plan, memory."""
   state = jax.eval_shape(job.steps.init, jax.tree.map(lambda leaf: leaf[0], job.hypers))
   parts = {"data": _data(job)}
-  if isinstance(job.model, models.ViT):
+  if isinstance(getattr(job.model, "geometry", None), models.Geometry):
     parts["patches"] = _patches(job)
   parts["parameters"] = _parameters(state["params"])
   parts["parameter groups"] = groups(job, state["params"])
@@ -83,57 +84,48 @@ def _by(pair):
 
 
 def _parameters(params) -> Rows:
-  """Counts by top-level part; blocks that are alike on one line."""
+  """Counts by part of the tree; blocks that are alike on one line, with their parts."""
   counts = {name: _count(tree) for name, tree in params.items()}
-  blocks = sorted((n for n in counts if _block(n) is not None), key=_block)
-  rows = []
-  for name, count in counts.items():
-    if name not in blocks:
-      rows.append((name, f"{count:,}"))
-  sizes = [counts[name] for name in blocks]
-  if len(set(sizes)) == 1:
-    each = f"{sum(sizes):,}"
-    rows.append((f"{len(blocks)} blocks", each, f"{sizes[0]:,} each"))
-    for part, tree in params[blocks[0]].items():
-      rows.append(
-        (f"  {part}", f"{len(blocks) * _count(tree):,}", f"{_count(tree):,} each")
-      )
-  else:
-    rows += [(name, f"{counts[name]:,}") for name in blocks]
-  return [*rows, ("total", f"{sum(counts.values()):,}")]
+  blocks = [name for name in counts if BLOCK.fullmatch(name)]
+  alike = len({counts[name] for name in blocks}) == 1
+  rows = [
+    (name, f"{count:,}", "")
+    for name, count in counts.items()
+    if not (alike and name in blocks)
+  ]
+  if alike:
+    inner = {part: _count(tree) for part, tree in params[blocks[0]].items()}
+    each = {f"{len(blocks)} blocks": counts[blocks[0]]}
+    each |= {f"  {part}": count for part, count in inner.items()}
+    rows += [(n, f"{len(blocks) * c:,}", f"{c:,} each") for n, c in each.items()]
+  return [*rows, ("total", f"{sum(counts.values()):,}", "")]
 
 
 def _count(tree):
   return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
-def _block(name):
-  match = re.fullmatch(r"block_(\d+)", name)
-  return int(match[1]) if match else None
-
-
 def groups(job: train.Job, params) -> Rows:
-  """Returns what the optimizer does with each parameter; one line for the blocks of
-  which it says the same of parameters of the same shape."""
-  table = optim.table(job.config.optim, params, job.config.model.depth)
-  lines = {}  # (name inside the block, shape, treatment) -> numbers of blocks
-  for row in table:
-    top, _, below = row.name.partition("/")
-    block = _block(top)
-    name = row.name if block is None else below
-    key = (block is not None, name, row.shape, row.decayed, row.factor, row.frozen)
-    lines.setdefault(key, []).append(block)
-  rows = [("parameter", "shape", "decayed", "lr factor", "state")]
-  for (in_block, name, shape, decayed, factor, frozen), blocks in lines.items():
-    rows.append(
-      (
-        f"block_{_ranges(blocks)}/{name}" if in_block else name,
-        "x".join(map(str, shape)),
-        "yes" if decayed else "no",
-        "-" if frozen else f"{factor:.4g}",
-        "frozen" if frozen else "trained",
-      )
+  """Returns what the optimizer does with each parameter, from the table that it uses.
+
+  Parameters of the same name and shape in several blocks share a line where they are
+  treated alike.
+  """
+  lines = {}  # (name, shape, treatment) -> numbers of blocks
+  for row in optim.table(job.config.optim, params, job.config.model.depth):
+    parts = row.name.split("/")
+    blocks = [int(part[6:]) for part in parts if BLOCK.fullmatch(part)]
+    name = "/".join("block_" if BLOCK.fullmatch(part) else part for part in parts)
+    key = (name, row.shape, row.decayed, row.factor, row.frozen)
+    lines.setdefault(key, []).extend(blocks)
+  rows = [("parameter", "shape", "decayed", "lr factor")]
+  for (name, shape, decayed, factor, frozen), blocks in lines.items():
+    if blocks:
+      name = name.replace("block_", f"block_{_ranges(blocks)}", 1)
+    treatment = (
+      ("frozen", "") if frozen else ("yes" if decayed else "no", f"{factor:.4g}")
     )
+    rows.append((name, "x".join(map(str, shape)), *treatment))
   return rows
 
 
@@ -200,7 +192,8 @@ def _plan(job) -> Rows:
       (f"{prefix}warm-up", f"{hyper['optim']['warmup']:,.0f} steps"),
       (f"{prefix}learning rate", f"{rates[0]:.4g} at the first step"),
       ("", f"{rates[peak]:.4g} at its peak, step {peak + 1:,}"),
-      ("", f"{rates[-1]:.4g} at the last step, {schedule.total:,}"),
+      ("", f"{rates[-2]:.4g} at the last step, {schedule.total:,}"),
+      ("", f"{rates[-1]:.4g} after it"),
     ]
   if job.plan.cooldown:
     rows.append(("cool-down", f"{job.plan.cooldown:,} steps"))
@@ -208,8 +201,8 @@ def _plan(job) -> Rows:
 
 
 def learning_rates(job: train.Job, hyper) -> np.ndarray:
-  """Returns the learning rate of each step of the run, float32."""
-  steps = jnp.arange(job.schedule.total)
+  """Returns the learning rate of each step of the run and of the one after it."""
+  steps = jnp.arange(job.schedule.total + 1)
   return np.asarray(optim.learning_rate(job.config.optim, job.plan, hyper, steps))
 
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax import config as config_lib
@@ -211,7 +212,7 @@ class LinearTokenizer(nn.Module):
 
   geometry: Geometry
   width: int
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, images: Float[Array, "B h w C"]) -> Float[Array, "B N D"]:
@@ -263,7 +264,7 @@ class ConvTokenizer(nn.Module):
 
   geometry: Geometry
   width: int
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, images: Float[Array, "B h w C"]) -> Float[Array, "B N D"]:
@@ -289,7 +290,7 @@ class HMLPTokenizer(nn.Module):
 
   geometry: Geometry
   width: int
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, images: Float[Array, "B h w C"]) -> Float[Array, "B N D"]:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.config import ConfigError, Pair
+from vit_jax.config import Pair
 
 
 def sincos1d(grid: Pair, width: int) -> np.ndarray:
@@ -12,7 +12,6 @@ def sincos1d(grid: Pair, width: int) -> np.ndarray:
 
   PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(the same): Vaswani et al. 2017.
   """
-  _check_width("sincos1d", width, 2)
   place = np.arange(grid.height * grid.width)[:, None]
   angles = place / 10_000 ** (2 * np.arange(width // 2) / width)
   return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(len(place), width)
@@ -24,7 +23,6 @@ def sincos2d(grid: Pair, width: int) -> np.ndarray:
   Angle of frequency i: place / 10000^(i / (width/4 - 1)), as in MoCo v3 (Chen et al.
   2021) and the ViT baselines of Beyer et al. 2022.
   """
-  _check_width("sincos2d", width, 4)
   quarter = width // 4
   omega = 10_000 ** -(np.arange(quarter) / max(1, quarter - 1))
   y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[: grid.height, : grid.width])
@@ -37,12 +35,6 @@ FIXED = {"sincos1d": sincos1d, "sincos2d": sincos2d}
 def rope_angles(grid: Pair, channels: int, base: float = 100.0) -> np.ndarray:
   """Returns rotary angles [tokens, channels / 2]: the first half of them follow the
   row, the others the column (axial RoPE, Heo et al. 2024; frequencies base^-(i/n))."""
-  if channels % 4:
-    raise ConfigError(
-      f"model.positions='rope2d' turns pairs of channels by row and by column: a head "
-      f"has {channels} channels (model.width / model.heads), expected a multiple of 4; "
-      "try another model.heads or model.width"
-    )
   quarter = channels // 4
   omega = base ** -(np.arange(quarter) / quarter)
   y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[: grid.height, : grid.width])
@@ -58,13 +50,3 @@ def rotate(
   return jnp.concatenate(
     [first * cos - second * sin, second * cos + first * sin], axis=-1
   )
-
-
-def _check_width(positions, width, multiple):
-  if width % multiple:
-    below = width // multiple * multiple
-    near = [n for n in (below, below + multiple) if n]
-    raise ConfigError(
-      f"model.positions={positions!r} with model.width={width}: expected a multiple of "
-      f"{multiple}; try {' or '.join(map(str, near))}"
-    )

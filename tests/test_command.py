@@ -1,0 +1,113 @@
+"""Exit codes and messages of the scripts."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+FAKES = """
+import contextlib, io, json, sys
+sys.argv = ["script.py", "one", "two"]
+from vit_jax import command, errors
+from vit_jax.config import ConfigError
+
+def fake(error):
+  def function(arguments):
+    assert arguments == ["one", "two"], arguments
+    if error is not None:
+      raise error
+  return function
+
+kinds = {
+  "done": None,
+  "stopped": errors.Stopped("SIGTERM at step 3"),
+  "diverged": errors.Diverged("step 4: loss nan"),
+  "config": ConfigError("model.width=-1 is\\nwrong"),
+  "file": FileNotFoundError("no config.json in runs/x"),
+  "folder": NotADirectoryError(20, "Not a directory", "runs/x"),
+  "permission": PermissionError(13, "Permission denied", "/runs"),
+  "exit": SystemExit(2),
+  "bug": RuntimeError("a bug"),
+  "value": ValueError("a bug"),
+  "disk": OSError(28, "No space left on device"),
+}
+out = {}
+for name, error in kinds.items():
+  text = io.StringIO()
+  code = "none"
+  with contextlib.redirect_stderr(text):
+    try:
+      command.main(fake(error), "A script.")
+    except SystemExit as stop:
+      code = stop.code or 0
+    except BaseException as escaped:
+      code = f"raised {type(escaped).__name__}"
+  out[name] = [code, text.getvalue()]
+assert "jax" not in sys.modules
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+  done = subprocess.run(
+    [sys.executable, "-c", FAKES], capture_output=True, text=True, cwd=ROOT
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+  "kind, code, text",
+  [
+    ("done", 0, ""),
+    ("stopped", 75, "stopped: SIGTERM at step 3\n"),
+    ("diverged", 1, "failed: step 4: loss nan\n"),
+    ("config", 2, "error: model.width=-1 is wrong\n"),
+    ("file", 2, "error: no config.json in runs/x\n"),
+    ("folder", 2, "error: [Errno 20] Not a directory: 'runs/x'\n"),
+    ("permission", 2, "error: [Errno 13] Permission denied: '/runs'\n"),
+    ("exit", 2, ""),
+  ],
+)
+def test_exit_codes(found, kind, code, text):
+  assert found[kind] == [code, text]
+
+
+@pytest.mark.parametrize("kind", ["bug", "value", "disk"])
+def test_a_bug_keeps_its_traceback(found, kind):
+  """It leaves `main` as it came, so that Python prints it and exits with 1."""
+  assert found[kind][0].startswith("raised ")
+
+
+@pytest.mark.parametrize(
+  "script, arguments, word",
+  [
+    ("train", ["--config=configs/digits.py"], "--workdir is missing"),
+    ("train", ["--config=configs/digits.py", "stray"], "unexpected ['stray']"),
+    ("evaluate", [], "--workdir is missing"),
+    ("evaluate", ["--workdir=x", "--stp=3"], "stp"),
+    ("evaluate", ["--workdir=x", "--ema=perhaps"], "ema"),
+    ("predict", ["--workdir=x"], "no pictures"),
+    ("predict", ["--workdir=x", "--top=0", "a.png"], "top"),
+  ],
+)
+def test_scripts_refuse_in_one_line(script, arguments, word):
+  code = f"""
+import runpy, sys
+sys.argv = {[f"scripts/{script}.py", *arguments]!r}
+try:
+  runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+  assert "jax" not in sys.modules
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+  )
+  assert done.returncode == 2, done.stderr
+  assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+  assert done.stdout == ""
