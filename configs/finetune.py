@@ -21,10 +21,8 @@ def get_config():
   config.model.mlp_ratio = 2.0
   config.augment.crop = 1
   config.init.partial = True
-  config.optim.lr = 1e-3
-  # Lower blocks are already good at what they do (Clark et al. 2020, He et al. 2022).
-  config.optim.layer_decay = 0.75
-  config.train.length = "10 epochs"
+  config.optim.lr = 4e-3
+  config.train.length = "20 epochs"
   config.train.steps_per_call = 25
   config.train.log_every = "50 steps"
   config.train.eval_every = "5 epochs"

@@ -231,6 +231,22 @@ def test_changed_meta_data_is_damage(two_steps, tmp_path):
       checkpoint.read_meta(folder / "checkpoints" / "10")
 
 
+def test_values_of_another_step_are_damage(two_steps, tmp_path):
+  """Files that are whole in themselves: only the checksums tell."""
+  folder = tmp_path / "run"
+  shutil.copytree(two_steps, folder)
+  for name in ("2", "10"):
+    shutil.rmtree(folder / "checkpoints" / name / "arrays")
+  for name, other in (("2", "10"), ("10", "2")):
+    shutil.copytree(
+      two_steps / "checkpoints" / other / "arrays",
+      folder / "checkpoints" / name / "arrays",
+    )
+  with pytest.raises(Damaged, match="10: the values of .* are not those"):
+    checkpoint.restore(folder / "checkpoints" / "10", state(0))
+  assert checkpoint.newest_whole(folder, state(0)) is None
+
+
 def test_no_step_at_all(tmp_path):
   assert checkpoint.newest_whole(tmp_path, state(0)) is None
   assert checkpoint.steps(tmp_path / "missing") == []

@@ -1,0 +1,1 @@
+"""What is read off run folders after training."""
