@@ -167,7 +167,7 @@ class Loop:
         step = first + int(k)
         losses_ = float(values["loss"][member, k])
         norm = float(values["gradient_norm"][member, k])
-        where = f", member {self.job.members[member].name}" if len(values) > 1 else ""
+        where = f", member {self.job.members[member].name}" if len(self.job.members) > 1 else ""
         raise Diverged(
           f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
           f"{self.source.examples(step, member)}); the last checkpoint is from before. "
