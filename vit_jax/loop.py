@@ -157,7 +157,9 @@ class Loop:
       )
     state = self.layout.init(self.hypers)
     if self.job.config.init.source is not None:
-      state = transfer.start_from(self.job.config.init, state, self.layout)
+      state = transfer.start_from(
+        self.job.config.init, state, self.layout, self.job.data.classes
+      )
     return state, 0
 
   def _check_finite(self, history):
@@ -167,7 +169,11 @@ class Loop:
         step = first + int(k)
         losses_ = float(values["loss"][member, k])
         norm = float(values["gradient_norm"][member, k])
-        where = f", member {self.job.members[member].name}" if len(self.job.members) > 1 else ""
+        where = (
+          f", member {self.job.members[member].name}"
+          if len(self.job.members) > 1
+          else ""
+        )
         raise Diverged(
           f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
           f"{self.source.examples(step, member)}); the last checkpoint is from before. "
