@@ -11,7 +11,7 @@ from vit_jax import config as config_lib
 def get_config():
   config = config_lib.default()
   config.data.name = "digits"
-  config.data.batch_size = 64
+  config.data.batch_size = 128
   config.data.eval_batch_size = 360
   config.model.patch = 4
   config.model.stride = 2
@@ -22,9 +22,9 @@ def get_config():
   config.model.pool = "mean"
   config.augment.crop = 1
   config.optim.name = "muon"
-  config.optim.lr = 2e-3
-  config.train.length = "100 epochs"
-  config.train.log_every = "100 steps"
+  config.optim.lr = 3e-3
+  config.train.length = "80 epochs"
+  config.train.log_every = "50 steps"
   config.train.eval_every = "20 epochs"
   config.train.checkpoint_every = "20 epochs"
   config.train.steps_per_call = 50
