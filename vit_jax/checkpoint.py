@@ -160,8 +160,9 @@ def unflatten(template, arrays: dict[str, Any]):
 
 @jax.jit
 def checksums(arrays):
-  """Returns uint32 of each array: its bits, each word times an odd number of its place,
-  summed modulo 2^32. Integer sums do not depend on how an array lies on devices."""
+  """Returns uint32 of each array: a hash of each 32-bit word with its place (the mixing
+  steps of MurmurHash3, Appleby 2008), summed modulo 2^32. Integer sums do not depend on
+  how an array lies on devices."""
 
   def checksum(array):
     bits = array
@@ -174,7 +175,10 @@ def checksums(arrays):
       place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(
         jnp.uint32, words.shape, axis
       )
-    return jnp.sum((words + 1) * (2 * place + 1) * jnp.uint32(2654435761))
+    mixed = words ^ (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+      mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+    return jnp.sum(mixed ^ (mixed >> 16))
 
   return jax.tree.map(checksum, arrays)
 
