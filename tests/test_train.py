@@ -57,7 +57,7 @@ def start(folder, changes, *flags, devices=1):
   )
 
 
-def wait_for_step(folder, step, process, limit=120):
+def wait_for_step(folder, step, process, limit=600):
   """Waits until a checkpoint of at least this step is there."""
   end = time.monotonic() + limit
   while time.monotonic() < end and process.poll() is None:
@@ -100,7 +100,7 @@ def test_killed_and_stopped_equals_unbroken(tmp_path):
   process = start(tmp_path, LONG)
   wait_for_step(tmp_path, killed_at + 7, process)
   process.send_signal(signal.SIGTERM)
-  _, err = process.communicate(timeout=120)
+  _, err = process.communicate(timeout=600)
   assert process.returncode == 75, err
   assert "stopped: SIGTERM at step" in err
   assert records.read_status(tmp_path / "run")["state"] == "stopped"
@@ -108,7 +108,7 @@ def test_killed_and_stopped_equals_unbroken(tmp_path):
   assert killed_at < stopped_at < 400
 
   process = start(tmp_path, LONG)
-  out, err = process.communicate(timeout=300)
+  out, err = process.communicate(timeout=600)
   assert process.returncode == 0, err
   assert "next: python scripts/evaluate.py --workdir" in out
   assert records.read_status(tmp_path / "run")["state"] == "done"
@@ -116,7 +116,7 @@ def test_killed_and_stopped_equals_unbroken(tmp_path):
   folder = tmp_path / "unbroken"
   folder.mkdir()
   process = start(folder, LONG)
-  process.communicate(timeout=300)
+  process.communicate(timeout=600)
   cfg = tiny.make(**LONG)
   step, state = final_state(cfg, tmp_path / "run")
   other_step, other = final_state(cfg, tmp_path / "unbroken" / "run")
@@ -296,11 +296,11 @@ def test_two_processes_then_one(tmp_path):
   wait_for_step(tmp_path, 5, both[0])
   for process in both:
     process.send_signal(signal.SIGTERM)
-  errors = [p.communicate(timeout=120)[1] for p in both]
+  errors = [p.communicate(timeout=600)[1] for p in both]
   codes = [p.returncode for p in both]
   assert set(codes) <= {0, 75}, errors
   process = start(tmp_path, changes, devices=1)
-  _, err = process.communicate(timeout=120)
+  _, err = process.communicate(timeout=600)
   assert process.returncode == 0, err
   cfg = tiny.make(**changes)
   train.run(cfg, tmp_path / "alone")
