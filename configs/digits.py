@@ -24,9 +24,9 @@ def get_config():
   config.augment.crop = 1
   config.optim.name = "muon"
   config.optim.lr = 3e-3
-  config.train.length = "25 epochs"
+  config.train.length = "40 epochs"
   config.train.log_every = "20 steps"
-  config.train.eval_every = "5 epochs"
-  config.train.checkpoint_every = "5 epochs"
+  config.train.eval_every = "10 epochs"
+  config.train.checkpoint_every = "10 epochs"
   config.train.steps_per_call = 20
   return config
