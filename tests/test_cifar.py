@@ -5,29 +5,9 @@ import tarfile
 
 import numpy as np
 import pytest
+from sources import load, noise, refused
 
-from vit_jax import config
-from vit_jax.config import ConfigError
-from vit_jax.data import cifar, datasets
-
-
-def load(name, seed=0, **settings):
-  return datasets.load(config.Data(name=name, **settings), seed)
-
-
-def refused(name, *words, **settings):
-  """Loads, expects a refusal in one line that holds all words; returns the text."""
-  with pytest.raises(ConfigError) as caught:
-    load(name, **settings)
-  text = str(caught.value)
-  assert "\n" not in text
-  for word in words:
-    assert word in text, text
-  return text
-
-
-def noise(*shape, seed=0):
-  return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+from vit_jax.data import cifar
 
 
 def cifar_files(name, classes=None):

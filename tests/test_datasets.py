@@ -6,32 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sources import equal, load, refused
 
-from vit_jax import config
 from vit_jax.config import ConfigError, Pair
 from vit_jax.data import datasets, images, lazy
 
 ROOT = Path(__file__).parents[1]
-
-
-def load(name, seed=0, **settings):
-  return datasets.load(config.Data(name=name, **settings), seed)
-
-
-def refused(name, *words, **settings):
-  """Loads, expects a refusal in one line that holds all words; returns the text."""
-  with pytest.raises(ConfigError) as caught:
-    load(name, **settings)
-  text = str(caught.value)
-  assert "\n" not in text
-  for word in words:
-    assert word in text, text
-  return text
-
-
-def equal(one, other):
-  np.testing.assert_array_equal(one.images, other.images)
-  np.testing.assert_array_equal(one.labels, other.labels)
 
 
 def test_unknown_name_gets_the_nearest():

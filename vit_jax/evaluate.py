@@ -193,9 +193,7 @@ def path(result: dict, workdir):
 def evaluator(run_config, model, loss, data: dict):
   """Returns a layout that can evaluate one member, and its traced settings."""
   hyper = steps.hyper(run_config, 0.0, models.traceable(run_config.model))
-  inputs = steps.Inputs(
-    tuple(data["shape"]), len(data["classes"]), tuple(data["mean"]), tuple(data["std"])
-  )
+  inputs = steps.Inputs.recorded(data)
   optimizer = optim.make(
     run_config.optim, optim.Plan(1, 0, 0.0), run_config.model.depth
   )

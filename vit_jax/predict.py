@@ -43,9 +43,7 @@ def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=N
       good.append(str(file))
     except (images.ImageError, OSError) as error:
       failed[str(file)] = str(error)
-  inputs = steps.Inputs(
-    tuple(data["shape"]), len(data["classes"]), tuple(data["mean"]), tuple(data["std"])
-  )
+  inputs = steps.Inputs.recorded(data)
 
   @jax.jit
   def probabilities(batch):

@@ -39,6 +39,16 @@ class Inputs:
   mean: tuple[float, ...]
   std: tuple[float, ...]
 
+  @classmethod
+  def recorded(cls, data: dict) -> "Inputs":
+    """Returns those of a run from `data` of its config.json."""
+    return cls(
+      tuple(data["shape"]),
+      len(data["classes"]),
+      tuple(data["mean"]),
+      tuple(data["std"]),
+    )
+
   def normalise(self, images):
     """Returns (pixel / 255 - mean) / std, float32, of pixels [B h w C] in 0..255."""
     mean, std = (
