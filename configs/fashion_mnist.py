@@ -22,9 +22,10 @@ def get_config():
   config.model.heads = 4
   config.model.mlp_ratio = 2.0
   config.model.pool = "mean"
-  config.augment.crop = 2
+  config.augment.crop = 1
   config.augment.flip = True
-  config.optim.lr = 2e-3
+  config.optim.name = "muon"
+  config.optim.lr = 5e-3
   config.optim.weight_decay = 0.05
   config.optim.ema = 0.999
   config.train.length = "30 epochs"

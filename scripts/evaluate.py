@@ -2,6 +2,7 @@
 
 python scripts/evaluate.py --workdir runs/digits
 python scripts/evaluate.py --workdir runs/digits --step best --split val --ema
+python scripts/evaluate.py --workdir runs/digits --pictures my_pictures
 """
 
 from absl import flags
@@ -26,6 +27,7 @@ def main(arguments):
     member=f.member,
     split=f.split,
     data_dir=f.data_dir,
+    pictures=f.pictures,
   )
   if f.out:
     records.write_json(f.out, result)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import tiny
+from PIL import Image
 
 from vit_jax import checkpoint, config, evaluate, losses, train
 from vit_jax.config import Config, ConfigError
@@ -308,6 +309,29 @@ def test_a_lazy_split_gives_the_same_numbers(run):
   split = Split(Lazy(dataset.test.images), dataset.test.labels)
   found = evaluate.run(folder, data=dataclasses.replace(dataset, test=split))
   assert found["loss"] == result["test/loss"]
+
+
+def test_pictures_of_some_classes_are_matched_by_name(run, tmp_path):
+  """The test images, as files in folders of two of the classes, in another order."""
+  folder, _ = run
+  content = checkpoint.read_config(folder)
+  dataset = datasets.load(content["config"].data, 0)
+  chosen = [7, 3]
+  for k in chosen:
+    (tmp_path / content["data"]["classes"][k]).mkdir()
+    for i in np.flatnonzero(dataset.test.labels == k):
+      file = tmp_path / content["data"]["classes"][k] / f"{i}.png"
+      Image.fromarray(dataset.test.images[i]).save(file)
+  found = evaluate.run(folder, pictures=tmp_path)
+  whole = evaluate.run(folder)
+  assert found["confusion"][3] == whole["confusion"][3]
+  assert found["confusion"][7] == whole["confusion"][7]
+  assert found["examples"] == int(np.isin(dataset.test.labels, chosen).sum())
+  assert found["pictures"] == str(tmp_path) and found["split"] == "pictures"
+  assert (folder / "evaluations" / "pictures-4.json").exists()
+  (tmp_path / "no class of it").mkdir()
+  with pytest.raises(ConfigError, match="no class of the model: no class of it"):
+    evaluate.run(folder, pictures=tmp_path)
 
 
 def test_evaluation_ignores_dropout(run):

@@ -158,29 +158,30 @@ def unflatten(template, arrays: dict[str, Any]):
   return structure.unflatten([arrays[name] for name in names])
 
 
-@jax.jit
 def checksums(arrays):
   """Returns uint32 of each array: a hash of each 32-bit word with its place (the mixing
   steps of MurmurHash3, Appleby 2008), summed modulo 2^32. Integer sums do not depend on
   how an array lies on devices."""
+  # A small program for each shape compiles sooner than one for the whole tree.
+  return jax.device_get(jax.tree.map(_checksum, arrays))
 
-  def checksum(array):
-    bits = array
-    if array.dtype == jnp.bool_:
-      bits = array.astype(jnp.uint8)
-    width = jnp.dtype(bits.dtype).itemsize
-    words = jax.lax.bitcast_convert_type(bits, f"uint{8 * width}").astype(jnp.uint32)
-    place = jnp.zeros(words.shape, jnp.uint32)
-    for axis, size in enumerate(words.shape):
-      place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(
-        jnp.uint32, words.shape, axis
-      )
-    mixed = words ^ (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-      mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
-    return jnp.sum(mixed ^ (mixed >> 16))
 
-  return jax.tree.map(checksum, arrays)
+@jax.jit
+def _checksum(array):
+  bits = array
+  if array.dtype == jnp.bool_:
+    bits = array.astype(jnp.uint8)
+  width = jnp.dtype(bits.dtype).itemsize
+  words = jax.lax.bitcast_convert_type(bits, f"uint{8 * width}").astype(jnp.uint32)
+  place = jnp.zeros(words.shape, jnp.uint32)
+  for axis, size in enumerate(words.shape):
+    place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(
+      jnp.uint32, words.shape, axis
+    )
+  mixed = words ^ (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
+  return jnp.sum(mixed ^ (mixed >> 16))
 
 
 def read_meta(path) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def define_run(split: bool = False) -> None:
   if split:
     flags.DEFINE_string("split", "test", "test, val or train")
     flags.DEFINE_string("data_dir", None, "folder of the data, if it has moved")
+    flags.DEFINE_string(
+      "pictures", None, "other data: a folder of CLASS/*.png, matched by class name"
+    )
 
 
 def required(name: str):

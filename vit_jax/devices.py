@@ -122,9 +122,15 @@ class Jit:
   def evaluate(self, params, hypers, own, batch):
     return self._evaluate(params, hypers, own, batch)
 
-  def compiled(self, *arguments):
-    """Returns the compiled training program."""
-    return self._train.lower(*arguments).compile()
+  def lower(self, batches, hypers, own, data, count):
+    """Returns the training program, lowered from shapes alone.
+
+    Args:
+      As of `train`; anything with `shape` and `dtype` serves, batches whole: [S, K, B].
+    """
+    batches = _shapes(batches, self._cut(2))
+    others = _shapes((hypers, own, data, count), self.whole)
+    return self._train.lower(self.abstract(hypers), batches, *others)
 
   def _cut(self, axis):
     if axis is None:
@@ -202,6 +208,21 @@ class Pmap:
     state, metrics = self._train(state, batches, hypers, own, data, count)
     return state, jax.tree.map(lambda leaf: leaf[0], metrics)
 
+  def lower(self, batches, hypers, own, data, count):
+    copies = len(self.devices)
+
+    def copied(leaf):
+      return jax.ShapeDtypeStruct((copies, *leaf.shape), leaf.dtype)
+
+    def cut(leaf):
+      first, second, size, *rest = leaf.shape
+      shape = (copies, first, second, size // copies, *rest)
+      return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    state = jax.tree.map(copied, self.abstract(hypers))
+    batches = jax.tree.map(cut, batches)
+    return self._train.lower(state, batches, *_shapes((hypers, own, data, count)))
+
   def evaluate(self, params, hypers, own, batch):
     values = self._evaluate(params, hypers, own, batch)
     # [devices, S, B / devices] -> [S, B]
@@ -209,3 +230,9 @@ class Pmap:
       lambda leaf: np.moveaxis(np.asarray(leaf), 0, 1).reshape(leaf.shape[1], -1),
       values,
     )
+
+
+def _shapes(tree, sharding=None):
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+  )

@@ -5,6 +5,7 @@ people report are taken from those in float64 here, so they do not depend on bat
 size, padding or devices.
 """
 
+import dataclasses
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from vit_jax import checkpoint, config, devices, losses, models, optim, records, steps
 from vit_jax.config import ConfigError
 from vit_jax.data import batches, datasets
+from vit_jax.data import folder as image_folder
 
 SCHEMA = 1
 
@@ -125,6 +127,7 @@ def run(
   member=None,
   split: str = "test",
   data_dir: str | None = None,
+  pictures: str | None = None,
   model=None,
   loss=None,
   data=None,
@@ -136,6 +139,9 @@ def run(
     step, ema, member: see `vit_jax.load`.
     split: `"test"`, `"val"` or `"train"`.
     data_dir: folder of the data, where it lies elsewhere than at training.
+    pictures: evaluate on other data instead: a folder of `CLASS/*.png`, classes found
+      by their names among those of the run (not all of them need be there). The result
+      says so, and its file is `evaluations/pictures-{step}.json`.
     model, loss, data: parts from outside the package, as given to `train.run`.
 
   Returns:
@@ -151,22 +157,23 @@ def run(
   run_config = content["config"]
   if data_dir is not None:
     run_config = config.override(run_config, {"data.dir": data_dir})
-  for name, part in (("loss", loss), ("data", data)):
+  for name, part in (("loss", loss), ("data", data or pictures)):
     if name in content["external"] and part is None:
       raise ConfigError(f"this run was trained with its own {name}; pass it as {name}=")
-  dataset = data or datasets.load(run_config.data, run_config.seed)
-  check_data(dataset, content["data"])
-  chosen = {"train": dataset.train, "val": dataset.val, "test": dataset.test}
-  if chosen.get(split) is None:
-    have = [name for name, part in chosen.items() if part is not None]
-    raise ConfigError(f"split={split!r}: this data has {', '.join(have)}")
+  classes = tuple(content["data"]["classes"])
+  if pictures is not None:
+    split, chosen = "pictures", _pictures(run_config, pictures, content["data"])
+  else:
+    data = data or datasets.load(run_config.data, run_config.seed)
+    check_data(data, content["data"])
+    chosen = _split(data, split)
   if model is None:
     model = checkpoint.build_model(content)
   layout, hypers = evaluator(run_config, model, loss, content["data"])
   placed = layout.put(jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
   size = run_config.data.eval_batch_size
   begin = time.perf_counter()
-  found = values(layout, placed, hypers, [chosen[split]], size)[0]
+  found = values(layout, placed, hypers, [chosen], size)[0]
   seconds = time.perf_counter() - begin
   result = {
     "schema": SCHEMA,
@@ -174,11 +181,29 @@ def run(
     "ema": ema,
     "member": member,
     "split": split,
-    **report(found, dataset.classes),
-    "images_per_second": len(chosen[split]) / seconds,
+    **({} if pictures is None else {"pictures": str(pictures)}),
+    **report(found, classes),
+    "images_per_second": len(chosen) / seconds,
   }
   records.write_json(path(result, folder), result)
   return result
+
+
+def _split(data, name):
+  splits = {"train": data.train, "val": data.val, "test": data.test}
+  if splits.get(name) is None:
+    have = [n for n, part in splits.items() if part is not None]
+    raise ConfigError(f"split={name!r}: this data has {', '.join(have)}")
+  return splits[name]
+
+
+def _pictures(run_config, directory, recorded):
+  """Returns a folder of classes, read as the run's own images were."""
+  height, width, channels = recorded["shape"]
+  read_as = dataclasses.replace(
+    run_config.data, dir=str(directory), image_size=config.Pair(height, width)
+  )
+  return image_folder.load_for_classes(read_as, tuple(recorded["classes"]), channels)
 
 
 def path(result: dict, workdir):

@@ -397,7 +397,8 @@ def _factor(config, depth, name):
 
 def _layer(depth, name):
   """Returns 0 for what feeds the blocks, i + 1 for block i, depth + 1 for the rest."""
-  top = name.split("/")[0]
+  # A masked autoencoder holds the ViT as its encoder.
+  top = name.removeprefix("encoder/").split("/")[0]
   if top in _BELOW_BLOCKS:
     return 0
   block = re.fullmatch(r"block_(\d+)", top)

@@ -5,6 +5,8 @@ of the state; one after another inside the program (in place, so that the state 
 once), or several at once by `vmap`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -68,6 +70,11 @@ def train_many(train_step, at_once: int, reduce):
   so that one program serves every length of call); metrics have axes [S, K].
   """
 
+  # Traced once, though the loops below ask for its shapes as well.
+  @functools.partial(jax.jit, inline=True)
+  def one_step(state, batch, hyper):
+    return train_step(state, batch, hyper, reduce)
+
   def member(state, mapped, shared):
     batches, hyper, own = mapped
     data = {**shared["data"], **own}
@@ -75,7 +82,7 @@ def train_many(train_step, at_once: int, reduce):
 
     def step(k, state):
       batch = fetch(data, jax.tree.map(lambda leaf: leaf[k], batches))
-      return train_step(state, batch, hyper, reduce)
+      return one_step(state, batch, hyper)
 
     _, metrics = jax.eval_shape(lambda state: step(0, state), state)
     history = jax.tree.map(lambda leaf: jnp.zeros((steps,), leaf.dtype), metrics)

@@ -178,10 +178,16 @@ def now() -> str:
 
 
 class Status:
-  """Writes status.json: how far the run is, and that its process lives."""
+  """Writes status.json: how far the run is, and that its process lives.
 
-  def __init__(self, workdir: str | os.PathLike):
+  Args:
+    workdir: run folder.
+    main: whether this is the process that writes; the others of a run write nothing.
+  """
+
+  def __init__(self, workdir: str | os.PathLike, main: bool = True):
     self.path = resolve(workdir) / "status.json"
+    self._main = main
     self._started = now()
     self._last_state = None
     self._last_time = -math.inf
@@ -197,6 +203,8 @@ class Status:
     """
     if state not in STATES:
       raise ValueError(f"state={state!r}: expected one of {', '.join(STATES)}")
+    if not self._main:
+      return
     clock = time.monotonic()
     recent = clock - self._last_time < STATUS_EVERY
     if state == "running" == self._last_state and recent:

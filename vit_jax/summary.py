@@ -261,34 +261,7 @@ def compiled(job: train.Job):
         name: _shape((len(splits), *shape), dtype)
         for name, (shape, dtype) in pixels.items()
       }
-  arguments = (batch, job.hypers, own, shared, np.int32(1))
-  return _lowered(layout, job.hypers, arguments).compile()
-
-
-def _lowered(layout, hypers, arguments):
-  batch, *others = arguments
-  state = layout.abstract(hypers)
-  if isinstance(layout, devices.Pmap):
-    copies = len(layout.devices)
-
-    def copied(leaf):
-      return _shape((copies, *leaf.shape), leaf.dtype)
-
-    def cut(leaf):
-      first, second, size, *rest = leaf.shape
-      return _shape((copies, first, second, size // copies, *rest), leaf.dtype)
-
-    state, batch = jax.tree.map(copied, state), jax.tree.map(cut, batch)
-    return layout._train.lower(state, batch, *others)
-
-  def placed(tree, sharding):
-    return jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      tree,
-    )
-
-  batch = placed(batch, layout._cut(2))
-  return layout._train.lower(state, batch, *(placed(t, layout.whole) for t in others))
+  return layout.lower(batch, job.hypers, own, shared, np.int32(1)).compile()
 
 
 def _shape(shape, dtype):

@@ -265,7 +265,7 @@ def run(
   job = prepare(base, members=members, names=names, model=model, loss=loss, data=data)
   with _exclusive(folder):
     _write_identity(folder, job)
-    status = records.Status(folder)
+    status = records.Status(folder, main=jax.process_index() == 0)
     loop = Loop(job, folder, status)
     try:
       result = loop.go(wandb=wandb, profile=profile)

@@ -62,16 +62,19 @@ def load(data: config.Data, seed: int) -> Dataset:
   )
 
 
-def load_for_classes(data: config.Data, classes: tuple[str, ...]) -> Split:
+def load_for_classes(
+  data: config.Data, classes: tuple[str, ...], channels: int = 3
+) -> Split:
   """Loads class folders for the evaluation of a model that was trained elsewhere.
 
   Args:
     data: `data.dir` holds `CLASS/*.png` itself, without train/ or test/; not every class
       of the model need be there. What lies in no class folder is unlabelled.
     classes: names of the classes that the model knows, in the order of its labels.
+    channels: 3 for RGB, 1 for grey.
 
   Returns:
-    Images [n, h, w, 3] and, found by name, labels that are places in `classes`.
+    Images [n, h, w, channels] and, found by name, labels that are places in `classes`.
 
   Raises:
     ConfigError: a folder that is no class of the model, no labelled picture, or as
@@ -90,7 +93,9 @@ def load_for_classes(data: config.Data, classes: tuple[str, ...]) -> Split:
     )
   if not any(paths for name, paths in found.pictures.items() if name):
     raise ConfigError(f"{root} has no pictures in class folders; {_hint(root)}")
-  splits, skipped = lazy.decoded(data, _splits(data, {"test": found}, classes))
+  splits, skipped = lazy.decoded(
+    data, _splits(data, {"test": found}, classes, channels)
+  )
   logging.info("%s", found.summary("test"))
   if skipped:
     logging.warning("%s: %d pictures cannot be read and are left out", root, skipped)
@@ -110,7 +115,7 @@ def _existing(folder):
   return root
 
 
-def _splits(data, found, classes):
+def _splits(data, found, classes, channels=3):
   """Returns role -> `Split`, undecoded, of role -> `Found`."""
   listed = {
     role: [(name, path) for name, paths in sorted(f.pictures.items()) for path in paths]
@@ -122,7 +127,7 @@ def _splits(data, found, classes):
   ids = {name: k for k, name in enumerate(classes)} | {"": -1}
   return {
     role: Split(
-      lazy.Files(tuple(path for _, path in rows), size, 3),
+      lazy.Files(tuple(path for _, path in rows), size, channels),
       np.array([ids[name] for name, _ in rows], np.int32),
     )
     for role, rows in listed.items()
