@@ -247,6 +247,20 @@ def test_values_of_another_step_are_damage(two_steps, tmp_path):
   assert checkpoint.newest_whole(folder, state(0)) is None
 
 
+@pytest.mark.parametrize(
+  "error", [MemoryError(), PermissionError("no"), RuntimeError("RESOURCE_EXHAUSTED: x")]
+)
+def test_want_of_memory_is_no_damage(two_steps, monkeypatch, error):
+  """The step before is not taken in place of one that may be whole."""
+
+  def fail(*_, **__):
+    raise error
+
+  monkeypatch.setattr(checkpoint, "_restored", fail)
+  with pytest.raises(type(error)):
+    checkpoint.newest_whole(two_steps, state(0))
+
+
 def test_no_step_at_all(tmp_path):
   assert checkpoint.newest_whole(tmp_path, state(0)) is None
   assert checkpoint.steps(tmp_path / "missing") == []

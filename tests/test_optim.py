@@ -497,6 +497,17 @@ def test_layer_decay():
     optim.table(config, params, 1)
 
 
+def test_layer_decay_of_a_masked_autoencoder():
+  """Its encoder is the ViT; its decoder comes after all blocks."""
+  vit = jax.eval_shape(lambda: draw(0))
+  params = {"encoder": vit, "decoder": {"block_0": vit["block_0"]}}
+  config = settings("sgd", layer_decay=0.5)
+  plain = {r.name: r.factor for r in optim.table(config, vit, DEPTH)}
+  for row in optim.table(config, params, DEPTH):
+    inside = row.name.startswith("encoder/")
+    assert row.factor == (plain[row.name.removeprefix("encoder/")] if inside else 1.0)
+
+
 def test_table():
   params = draw(0)
   rows = optim.table(settings("adamw", freeze="^block_0/"), params, DEPTH)

@@ -156,6 +156,8 @@ def test_status_is_written_at_once_when_it_changes_and_seldom_otherwise(
   assert found["pid"] == os.getpid() and found["total"] == 10
   with pytest.raises(ValueError, match="state='finished'"):
     status.write("finished", 10, 10)
+  records.Status(tmp_path, main=False).write("failed", 1, 10)
+  assert records.read_status(tmp_path)["state"] == "done"
 
 
 # ---------------------------------------------------------------- metrics

@@ -194,6 +194,7 @@ def read_meta(path) -> dict[str, Any]:
   try:
     meta = _restored(path, meta=ocp.args.JsonRestore())
   except Exception as error:
+    _raise_unless_damaged(error)
     raise Damaged(f"{path} is not a whole checkpoint: {_line(error)}") from error
   if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
     raise Damaged(f"{path} is not a checkpoint of schema {SCHEMA}")
@@ -244,6 +245,7 @@ def restore(path, template, *, meta=None, partial_names=None):
   try:
     arrays = _restored(path, arrays=ocp.args.StandardRestore(abstract))
   except Exception as error:
+    _raise_unless_damaged(error)
     raise Damaged(f"{path} cannot be read: {_line(error)}") from error
   for name, value in checksums(arrays).items():
     if int(value) != meta["checksums"][name]:
@@ -267,6 +269,13 @@ def compare(found: dict, wanted: dict) -> list[str]:
     elif dtype != str(leaf.dtype):
       out.append(f"{name} is {dtype}, expected {leaf.dtype}")
   return out
+
+
+def _raise_unless_damaged(error):
+  """Raises what says nothing of the files again: no memory, or no right to read."""
+  lacking = isinstance(error, (MemoryError, PermissionError))
+  if lacking or "RESOURCE_EXHAUSTED" in str(error):
+    raise error
 
 
 def newest_whole(workdir, template):

@@ -85,11 +85,7 @@ class Jit:
   def init(self, hypers):
     """Returns the first state of every member."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract(hypers))
-
-    def one_by_one(hypers):
-      return jax.lax.map(self._steps.init, hypers)
-
-    return jax.jit(one_by_one, out_shardings=shardings)(hypers)
+    return _init_program(self._steps, out_shardings=shardings)(hypers)
 
   def place(self, state):
     """Takes a state whose leaves already lie as `abstract` says."""
@@ -171,10 +167,7 @@ class Pmap:
     return jax.eval_shape(jax.vmap(self._steps.init), hypers)
 
   def init(self, hypers):
-    def one_by_one(hypers):
-      return jax.lax.map(self._steps.init, hypers)
-
-    return self.place(jax.jit(one_by_one)(hypers))
+    return self.place(_init_program(self._steps)(hypers))
 
   def place(self, state):
     copies = len(self.devices)
@@ -230,6 +223,19 @@ class Pmap:
       lambda leaf: np.moveaxis(np.asarray(leaf), 0, 1).reshape(leaf.shape[1], -1),
       values,
     )
+
+
+def _init_program(steps, **kwargs):
+  """Returns the program that makes the first states, one member after another. It runs
+  once, in less time than a CPU takes to compile it: there, it is not optimized."""
+  options = {"xla_backend_optimization_level": 0}
+  if jax.default_backend() != "cpu":
+    options = None
+
+  def one_by_one(hypers):
+    return jax.lax.map(steps.init, hypers)
+
+  return jax.jit(one_by_one, compiler_options=options, **kwargs)
 
 
 def _shapes(tree, sharding=None):
