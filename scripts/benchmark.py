@@ -46,9 +46,9 @@ def ours(steps, accumulate):
     },
   )
   job = train.prepare(cfg)
-  layout = devices.make(cfg.train, job.steps, 1, BATCH)
+  layout = devices.make(cfg, job.steps, 1)
   hypers = layout.put(job.hypers)
-  state = layout.init(hypers)
+  state = layout.init(job.hypers)
   size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
   source = feed.make(job, layout, 0)
 

@@ -8,26 +8,26 @@ Preparing writes array_record files, which training reads without TensorFlow
 
 `--check` of a folder decodes every picture and names each that training would refuse;
 of another set it loads the set once. The exit status is 0 where all is well, 1 where
-not, and 2 where TensorFlow is missing.
+pictures cannot be read, and 2 where the set or TensorFlow is not there.
 """
 
 import importlib.util
 import os
 import sys
 
-from absl import app, flags
+from absl import flags
 
-from vit_jax import config
+from vit_jax import command, config
 from vit_jax.data import datasets
 from vit_jax.data import folder as folders
 
-_DATASET = flags.DEFINE_string(
-  "dataset", None, 'TFDS name, or with --check any data.name such as "folder".'
+flags.DEFINE_string(
+  "dataset", None, 'TFDS name, or with --check any data.name such as "folder"'
 )
-_DATA_DIR = flags.DEFINE_string(
-  "data_dir", None, "Folder of the data; default: where the source usually lies."
+flags.DEFINE_string(
+  "data_dir", None, "folder of the data; default: where the source usually lies"
 )
-_CHECK = flags.DEFINE_boolean("check", False, "Read everything, write nothing.")
+flags.DEFINE_bool("check", False, "read everything, write nothing")
 
 
 def check(name: str, folder: str | None) -> int:
@@ -35,25 +35,23 @@ def check(name: str, folder: str | None) -> int:
   if name != "folder":
     found = datasets.load(config.Data(name=name, dir=folder), seed=0)
     print(f"{name}: {len(found.train)} training and {len(found.test)} test images")
-    return 0
+    return command.DONE
   if folder is None:
     raise config.ConfigError("--dataset=folder needs --data_dir")
   bad = folders.check(folder)
   for _, reason in bad:
     print(reason)
   print(f"{folder}: {len(bad)} pictures cannot be read")
-  return 1 if bad else 0
+  return command.FAILED if bad else command.DONE
 
 
 def prepare(name: str, folder: str | None) -> int:
   """Downloads and writes array_record files; returns the exit status."""
   if importlib.util.find_spec("tensorflow") is None:
-    print(
+    raise config.ConfigError(
       "preparing a TFDS set needs TensorFlow: pip install 'vit_jax[prepare]' (training "
-      "does not need it)",
-      file=sys.stderr,
+      "does not need it)"
     )
-    return 2
   import tensorflow_datasets as tfds
 
   try:
@@ -64,22 +62,17 @@ def prepare(name: str, folder: str | None) -> int:
     raise config.ConfigError(str(error).split("\n", 1)[0]) from None
   builder.download_and_prepare()
   print(f"{name} is ready in {builder.data_dir}")
-  return 0
+  return command.DONE
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments {argv[1:]}")
-  folder = _DATA_DIR.value and os.path.expanduser(_DATA_DIR.value)
-  run = check if _CHECK.value else prepare
-  try:
-    status = run(_DATASET.value, folder)
-  except config.ConfigError as error:
-    print(error, file=sys.stderr)
-    status = 1
-  sys.exit(status)
+def main(arguments):
+  f = flags.FLAGS
+  if arguments:
+    raise config.ConfigError(f"unexpected {arguments}; the set is named by --dataset")
+  name = command.required("dataset")
+  folder = f.data_dir and os.path.expanduser(f.data_dir)
+  sys.exit((check if f.check else prepare)(name, folder))
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required("dataset")
-  app.run(main)
+  command.main(main, __doc__)

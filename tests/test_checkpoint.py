@@ -73,8 +73,10 @@ def digests(folder):
     (Keep(1), [100]),
     (Keep(None), [2, 9, 10, 100]),
     (Keep(9), [2, 9, 10, 100]),
-    (Keep(1, every=5), [10, 100]),
-    (Keep(1, every=2), [2, 10, 100]),
+    # The first step saved at or after 5, 10, ..., 100.
+    (Keep(1, every=5), [9, 10, 100]),
+    (Keep(1, every=8), [9, 100]),
+    (Keep(1, every=11), [100]),
     (Keep(1, best="val/accuracy"), [9, 100]),
     (Keep(1, best="val/loss"), [2, 100]),
     (Keep(1, every=10, best="val/loss"), [2, 10, 100]),

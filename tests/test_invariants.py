@@ -212,9 +212,9 @@ def test_resumed_equals_unbroken(tmp_path, monkeypatch):
   states = []
   for name in ("unbroken", "broken"):
     job = train.prepare(cfg)
-    layout = devices.make(cfg.train, job.steps, 1, 8)
+    layout = devices.make(cfg, job.steps, 1)
     step, state, _ = checkpoint.newest_whole(
-      tmp_path / name, layout.abstract(layout.put(job.hypers))
+      tmp_path / name, layout.abstract(job.hypers)
     )
     assert step == 10
     states.append(jax.device_get(state))
@@ -284,8 +284,8 @@ def test_evaluate_needs_the_run_folder_only(tmp_path):
 def test_other_model_is_refused(tmp_path):
   train.run(tiny.make(), tmp_path)
   job = train.prepare(tiny.make(model__depth=3, model__width=24))
-  layout = devices.make(job.config.train, job.steps, 1, 8)
-  template = layout.abstract(layout.put(job.hypers))
+  layout = devices.make(job.config, job.steps, 1)
+  template = layout.abstract(job.hypers)
   with pytest.raises(ConfigError) as error:
     checkpoint.newest_whole(tmp_path, template)
   assert "block_2" in str(error.value) or "expected" in str(error.value)
@@ -306,11 +306,9 @@ def test_changed_bits_are_refused(tmp_path, caplog):
     file.write_bytes(bytes(content))
   digest = hashlib.sha256(bytes(content)).hexdigest()
   job = train.prepare(tiny.make())
-  layout = devices.make(job.config.train, job.steps, 1, 8)
+  layout = devices.make(job.config, job.steps, 1)
   with caplog.at_level(logging.WARNING):
-    step, _, _ = checkpoint.newest_whole(
-      tmp_path, layout.abstract(layout.put(job.hypers))
-    )
+    step, _, _ = checkpoint.newest_whole(tmp_path, layout.abstract(job.hypers))
   assert step == 5
   assert str(newest) in caplog.text
   assert hashlib.sha256(files[-1].read_bytes()).hexdigest() == digest
@@ -331,6 +329,14 @@ def test_changed_bits_are_refused(tmp_path, caplog):
     ({"train.length": "3 parsecs"}, ["3 parsecs", "30 epochs", "5 %"]),
     ({"train.best_metric": "test/accuracy"}, ["test/accuracy", "val/accuracy"]),
     ({"train.best_metric": "val/accuracy"}, ["data.val", "try"]),
+    (
+      {"train.parallel": "pmap", "optim.accumulate": 4},
+      ["data.batch_size=8 over 4 devices", "multiple of 16", 'train.parallel="jit"'],
+    ),
+    (
+      {"train.parallel": "pmap", "augment.mixup": 0.2, "data.batch_size": 4},
+      ["data.batch_size=4 over 4 devices", "mixing", "multiple of 8"],
+    ),
     ({"optim.freeze": "nothing_like_this"}, ["nothing_like_this"]),
     ({"train.length": "10 %"}, ["10 %", "30 epochs"]),
   ],
@@ -342,6 +348,12 @@ def test_errors_are_one_line(changes, words, tmp_path):
   for word in words:
     assert word in str(error.value)
   assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_best_of_several_members_is_refused(tmp_path):
+  cfg = tiny.make(data__val=0.2, train__best_metric="val/loss")
+  with pytest.raises(ConfigError, match="val/loss' is for one member"):
+    train.run(cfg, tmp_path, members=[{"seed": 0}, {"seed": 1}])
 
 
 # 9. jit and pmap are two wrappers of the same step.

@@ -166,6 +166,19 @@ def test_encoder_is_a_vit_without_what_reads_it():
     assert jax.tree.map(np.shape, part) == jax.tree.map(np.shape, vit[name])
 
 
+def test_decoder_takes_no_scale_of_a_member():
+  """A traced `model.scale` is the encoder's; an evaluation that rebuilds the model with
+  the member's settings must find the same decoder."""
+  plain, params, images, keys = made({"model.scale": 0.5})
+  other, *_ = made()
+
+  def loss(model):
+    return model.apply({"params": params}, images, keys=keys, hyper=hyper)
+
+  hyper = {"scale": 0.5, "dropout": 0.0, "drop_path": 0.0}
+  np.testing.assert_array_equal(loss(plain), loss(other))
+
+
 def test_training_learns_and_reads_no_label():
   changes = {"model.patch": 2, "model.pool": "mean", "optim.name": "sgd"}
   c = config.override(config.Config(), SMALL | changes)

@@ -130,7 +130,7 @@ def test_the_program_is_the_one_that_runs(parallel, monkeypatch):
   job = train.prepare(
     tiny.make(train__parallel=parallel), members=[{"seed": 1}, {"seed": 2}]
   )
-  layout = devices.make(job.config.train, job.steps, 2, 8)
+  layout = devices.make(job.config, job.steps, 2)
   seen = []
 
   class Program:

@@ -69,10 +69,8 @@ def wait_for_step(folder, step, process, limit=600):
 
 def final_state(cfg, folder):
   job = train.prepare(cfg)
-  layout = devices.make(cfg.train, job.steps, 1, cfg.data.batch_size)
-  step, state, _ = checkpoint.newest_whole(
-    folder, layout.abstract(layout.put(job.hypers))
-  )
+  layout = devices.make(cfg, job.steps, 1)
+  step, state, _ = checkpoint.newest_whole(folder, layout.abstract(job.hypers))
   return step, checkpoint.flatten(jax.device_get(state))
 
 

@@ -78,7 +78,7 @@ def masked(tmp_path_factory):
 def started(folder, changes=(), classes=10, *, partial=False, members=1, names=None):
   """Starts a state of this many members from a run; returns it before and after."""
   c, made, hyper = parts(changes, classes)
-  layout = devices.make(c.train, made, members, 4)
+  layout = devices.make(c, made, members)
   states = [filled(made, hyper, seed=2 + i) for i in range(members)]
   state = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
   if isinstance(layout, devices.Pmap):

@@ -144,6 +144,45 @@ def test_noise_is_on_only_with_keys():
   assert np.abs(noisy - still).max() > 1e-2
 
 
+@pytest.mark.parametrize(
+  "dtype, most", [(jnp.bfloat16, 2e-2), (jnp.float16, 2e-3), (jnp.float32, 2e-6)]
+)
+@pytest.mark.parametrize("common", [0.0, 4.0])
+def test_gradients_of_dense_attention(dtype, most, common):
+  """Against NumPy in float64, also where all keys and values have much in common: the
+  gradient of the scores has rows that sum to 0, so that this part must cancel."""
+  shift = {0: 0, 1: common, 2: common, 3: 0}
+  arrays = [drawn(1, 2, 33, 16, seed=s) + shift[s] for s in range(4)]
+  q, k, v, up = (np.asarray(jnp.asarray(a, dtype), np.float64) for a in arrays)
+  scores = 0.25 * q @ k.swapaxes(2, 3)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  dweights = up @ v.swapaxes(2, 3)
+  dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+  expected = {
+    "q": 0.25 * dscores @ k,
+    "k": 0.25 * dscores.swapaxes(2, 3) @ q,
+    "v": weights.swapaxes(2, 3) @ up,
+  }
+  q, k, v, up = (jnp.asarray(a, dtype) for a in (q, k, v, up))
+  _, back = jax.vjp(lambda *x: attention.dense(*x, scale=0.25), q, k, v)
+  for found, (name, value) in zip(back(up), expected.items()):
+    assert found.dtype == dtype
+    error = np.linalg.norm(np.asarray(found, np.float64) - value)
+    assert error < most * np.linalg.norm(value), name
+
+
+def test_gradient_of_the_scale():
+  q, k, v = (jnp.asarray(drawn(1, 2, 5, 8, seed=s)) for s in range(3))
+
+  def loss(scale):
+    return jnp.sin(attention.dense(q, k, v, scale=scale)).sum()
+
+  step = 1e-2
+  slope = (loss(0.4 + step) - loss(0.4 - step)) / (2 * step)
+  np.testing.assert_allclose(jax.grad(loss)(0.4), slope, rtol=1e-3)
+
+
 def test_fused_attention_is_dense_attention():
   """Values and gradients of queries, keys and values."""
   q, k, v = (jnp.asarray(drawn(2, 3, 5, 8, seed=s)) for s in range(3))

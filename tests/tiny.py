@@ -41,7 +41,7 @@ def steps(cfg, folder, calls=1, members=({},)):
   import numpy as np
 
   loop = Loop(train.prepare(cfg, members=members), folder, Silent())
-  state = loop.layout.init(loop.hypers)
+  state = loop.layout.init(loop.job.hypers)
   source = feed.make(loop.job, loop.layout, 0)
   count = cfg.train.steps_per_call
   metrics = []

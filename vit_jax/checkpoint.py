@@ -38,7 +38,8 @@ class Keep:
 
   Attributes:
     newest: how many of the newest; None: all.
-    every: steps that this divides stay for good; None: none.
+    every: the first step that is saved at or after each multiple of this stays for
+      good; None: none.
     best: metric whose best step stays (accuracy: greatest, loss: least); None: none.
   """
 
@@ -58,12 +59,7 @@ class Saver:
     self.folder = records.resolve(workdir) / FOLDER
     self.keep = keep
     self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-    self._scores = {}
-    for step in steps(workdir):
-      try:
-        self._scores[step] = self._score(read_meta(self.folder / str(step))["metrics"])
-      except Damaged:
-        continue
+    self._scores = scores(workdir, keep.best)
 
   def save(self, step: int, state, meta: dict[str, Any]) -> None:
     """Starts to save a state; returns when its arrays are copied.
@@ -91,11 +87,11 @@ class Saver:
         arrays=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)
       ),
     )
-    self._scores[step] = self._score(meta["metrics"])
+    self._scores[step] = _score(meta["metrics"], self.keep.best)
 
   def beats_best(self, metrics) -> bool:
     """Whether these metrics are better than those of every step that is kept."""
-    score = self._score(metrics)
+    score = _score(metrics, self.keep.best)
     return score > max(self._scores.values(), default=-math.inf)
 
   def wait(self) -> None:
@@ -111,22 +107,35 @@ class Saver:
     self.wait()
     self._orbax.close()
 
-  def _score(self, metrics) -> float:
-    """Returns what is best when greatest; NaN and a missing metric never win."""
-    value = (metrics or {}).get(self.keep.best)
-    if value is None or not math.isfinite(value):
-      return -math.inf
-    return -value if self.keep.best.endswith("loss") else value
-
   def _superfluous(self) -> list[int]:
     known = sorted(self._scores)
     if self.keep.newest is None:
       return []
     stay = set(known[-self.keep.newest :])
     if self.keep.every:
-      stay |= {step for step in known if step % self.keep.every == 0}
+      firsts = {step // self.keep.every: step for step in reversed(known)}
+      stay |= {step for multiple, step in firsts.items() if multiple > 0}
     best = best_step(self._scores)
     return [step for step in known if step not in stay and step != best]
+
+
+def scores(workdir, metric: str | None) -> dict[int, float]:
+  """Returns by step, of those whose meta data can be read, what is best when greatest."""
+  folder, found = records.resolve(workdir) / FOLDER, {}
+  for step in steps(workdir):
+    try:
+      found[step] = _score(read_meta(folder / str(step))["metrics"], metric)
+    except Damaged as error:
+      logging.warning("%s; it does not count for the best step", error)
+  return found
+
+
+def _score(metrics, name) -> float:
+  """NaN and a missing metric never win."""
+  value = (metrics or {}).get(name)
+  if value is None or not math.isfinite(value):
+    return -math.inf
+  return -value if name.endswith("loss") else value
 
 
 def best_step(scores: dict[int, float]) -> int | None:
@@ -319,6 +328,8 @@ def find(run, step) -> tuple[epath.Path, epath.Path]:
   """
   folder = records.resolve(run)
   if folder.name.isdigit() and folder.parent.name == FOLDER:
+    if str(step) not in ("latest", folder.name):
+      raise ConfigError(f"{folder} is one step, so step={step!r} cannot be chosen")
     step, folder = folder.name, folder.parent.parent
   elif folder.name == FOLDER:
     folder = folder.parent
@@ -355,8 +366,7 @@ def _best(folder, known):
       f"{folder} was trained without train.best_metric, so that no step is the best; "
       "try latest"
     )
-  with contextlib.closing(Saver(folder, Keep(best=best))) as saver:
-    step = best_step(saver._scores)
+  step = best_step(scores(folder, best))
   if step is None:
     raise ConfigError(f"no step of {known} in {folder} has a finite {best}")
   return step
@@ -364,21 +374,27 @@ def _best(folder, known):
 
 def read_config(folder) -> dict[str, Any]:
   """Returns config.json with `config` parsed: what a run was, with every default."""
-  content = _read_record(folder, "config.json")
+  content = _read_record(folder, "config.json", ("config", "data", "external"))
   return {**content, "config": config_lib.parse(content["config"])}
 
 
-def _read_record(folder, name):
-  try:
-    return records.read_json(records.resolve(folder) / name, SCHEMA)
-  except ValueError as error:  # damaged, or of another schema
-    raise ConfigError(str(error)) from None
+def read_members(folder) -> list[dict[str, Any]]:
+  """Returns name and overrides of each member, from members.json."""
+  return _read_record(folder, "members.json", ("members",))["members"]
+
+
+def _read_record(folder, name, keys):
+  path = records.resolve(folder) / name
+  content = records.read_json(path, SCHEMA)
+  missing = [key for key in keys if not content.get(key) and key != "external"]
+  if missing:
+    raise ConfigError(f"{path} is damaged: it has no {', '.join(missing)}")
+  return content
 
 
 def member_number(folder, member) -> int:
   """Returns the index of a member given by number or name; None: the only one."""
-  members = _read_record(folder, "members.json")
-  names = [m["name"] for m in members["members"]]
+  names = [m["name"] for m in read_members(folder)]
   if member is None:
     if len(names) > 1:
       raise ConfigError(
@@ -402,7 +418,7 @@ def load_params(run, *, step="latest", ema=False, member=None):
   folder, path = find(run, step)
   content = read_config(folder)
   number = member_number(folder, member)
-  members = _read_record(folder, "members.json")["members"]
+  members = read_members(folder)
   content["config"] = config_lib.override(
     content["config"], members[number]["overrides"]
   )

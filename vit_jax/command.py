@@ -6,8 +6,10 @@
 | 1 | failed: a bug, a full disk, a run that diverged |
 | 2 | bad input: a flag, setting, file or folder that cannot be used |
 | 75 | stopped by a signal, state saved: queue the same command again |
+| 130 | interrupted (Ctrl-C) where there is nothing to save, or a second time |
 """
 
+import errno
 import logging as native_logging
 import os
 import sys
@@ -21,7 +23,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import Config, ConfigError
 from vit_jax.errors import Diverged, Stopped
 
-DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
+DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
 CONFIG_HELP = (
   "file with get_config(); change single values by --config.model.stride=2, "
@@ -90,14 +92,16 @@ def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
     except Diverged as error:
       _say(f"failed: {error}")
       sys.exit(FAILED)
-    except (
-      ConfigError,
-      FileNotFoundError,
-      NotADirectoryError,
-      IsADirectoryError,
-      PermissionError,
-    ) as error:
+    except OSError as error:
+      if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        _say(f"failed: {error}")
+        sys.exit(FAILED)
       _fail(error)
+    except ConfigError as error:
+      _fail(error)
+    except KeyboardInterrupt:
+      _say("interrupted")
+      sys.exit(INTERRUPTED)
 
   app.run(guarded, flags_parser=_parse)
 
@@ -106,6 +110,9 @@ def _parse(arguments):
   try:
     _check_names(arguments)
     left = flags.FLAGS(arguments)
+    for name in flags.FLAGS:
+      if flags.FLAGS[name].present and flags.FLAGS[name].value == "":
+        raise ConfigError(f"--{name} is empty; leave it out or give a value")
     if "config" in flags.FLAGS and flags.FLAGS.config is not None:
       parsed_config()
     return left

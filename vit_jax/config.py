@@ -573,16 +573,17 @@ def _check(c: Config):
     "optim.epsilon": c.optim.epsilon,
     "optim.accumulate": c.optim.accumulate,
     "train.steps_per_call": c.train.steps_per_call,
-    "train.length": c.train.length.amount,
-    "train.log_every": c.train.log_every.amount,
-    "train.checkpoint_every": c.train.checkpoint_every.amount,
   }
-  if c.train.keep_every is not None:
-    positive["train.keep_every"] = c.train.keep_every.amount
   if c.train.members_at_once is not None:
     positive["train.members_at_once"] = c.train.members_at_once
   for name, value in positive.items():
     need(value > 0, f"{name}={value} must be above 0")
+  for name in ("length", "log_every", "checkpoint_every", "keep_every"):
+    duration = getattr(c.train, name)
+    need(
+      duration is None or duration.amount > 0,
+      f"train.{name}={str(duration)!r} must be above 0",
+    )
   shares = {
     "model.drop_path": c.model.drop_path,
     "model.dropout": c.model.dropout,
@@ -682,8 +683,7 @@ def _check(c: Config):
       c.optim.ema is not None or not metric.startswith("val_ema/"),
       f"train.best_metric={metric!r} needs optim.ema, as in optim.ema=0.999",
     )
-  for name in ("freeze",):
-    _check_regex(f"optim.{name}", getattr(c.optim, name))
+  _check_regex("optim.freeze", c.optim.freeze)
   for pattern, _ in c.optim.multipliers:
     _check_regex("optim.multipliers", pattern)
 

@@ -20,12 +20,18 @@ AXIS = "data"
 FSDP_LEAST = 2**10
 
 
-def make(config: config_lib.Train, steps, members: int, batch_size: int):
+def make(config: config_lib.Config, steps, members: int):
   """Returns the wrapper that `train.parallel` names.
+
+  Args:
+    config: reads `train` and how the batch is to be cut.
+    steps: of `steps.make`.
+    members: of the population.
 
   Raises:
     ConfigError: the batch cannot be cut over the devices.
   """
+  train, batch_size = config.train, config.data.batch_size
   count = jax.device_count()
   if batch_size % count:
     near = [n for n in (batch_size // count * count, -(-batch_size // count) * count)]
@@ -33,14 +39,23 @@ def make(config: config_lib.Train, steps, members: int, batch_size: int):
       f"data.batch_size={batch_size} cannot be cut over {count} devices; try "
       f"{' or '.join(str(n) for n in near if n)}"
     )
-  at_once = config.members_at_once or (1 if jax.default_backend() == "cpu" else members)
+  at_once = train.members_at_once or (1 if jax.default_backend() == "cpu" else members)
   if members % min(at_once, members):
     raise ConfigError(
       f"train.members_at_once={at_once} does not divide the {members} members"
     )
-  if config.parallel == "pmap":
-    return Pmap(steps, at_once)
-  return Jit(steps, at_once, config.fsdp)
+  if train.parallel == "jit":
+    return Jit(steps, at_once, train.fsdp)
+  # There, each device cuts and mixes what it has by itself.
+  mixing = config.augment.mixup or config.augment.cutmix
+  unit = config.optim.accumulate * (2 if mixing else 1)
+  if batch_size // count % unit:
+    raise ConfigError(
+      f'train.parallel="pmap": data.batch_size={batch_size} over {count} devices with '
+      f"optim.accumulate={config.optim.accumulate}{' and mixing' if mixing else ''} "
+      f'must be a multiple of {count * unit}; or try train.parallel="jit"'
+    )
+  return Pmap(steps, at_once)
 
 
 def initialize(address: str | None, processes: int | None, process: int | None):
@@ -157,11 +172,9 @@ class Pmap:
     self._steps = steps
     reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
     train = population.train_many(steps.train_step, at_once, reduce)
-    self._train = jax.pmap(
-      train, AXIS, in_axes=(0, 0, None, None, None, None), donate_argnums=0
-    )
+    self._train = jax.pmap(train, AXIS, in_axes=(0, 0, 0, 0, 0, None), donate_argnums=0)
     evaluate = population.evaluate_many(steps.eval_step, at_once)
-    self._evaluate = jax.pmap(evaluate, AXIS, in_axes=(0, None, 0, 0))
+    self._evaluate = jax.pmap(evaluate, AXIS)
 
   def abstract(self, hypers):
     return jax.eval_shape(jax.vmap(self._steps.init), hypers)
@@ -174,7 +187,7 @@ class Pmap:
     sharding = NamedSharding(self.mesh, P(AXIS))
     return jax.tree.map(
       lambda leaf: jax.device_put(
-        np.broadcast_to(np.asarray(leaf), (copies, *leaf.shape)), sharding
+        np.broadcast_to(np.asarray(leaf), (copies, *np.shape(leaf))), sharding
       ),
       state,
     )
@@ -183,9 +196,9 @@ class Pmap:
     return jax.tree.map(lambda leaf: leaf[0], state)
 
   def put(self, tree, axis: int | None = None):
-    """Whole, or with the cut axis B split into [devices, ..., B / devices]."""
+    """A copy for each device, or the axis B split: [devices, ..., B / devices]."""
     if axis is None:
-      return tree
+      return self.place(tree)
 
     def cut(leaf):
       leaf = np.asarray(leaf)
@@ -212,9 +225,8 @@ class Pmap:
       shape = (copies, first, second, size // copies, *rest)
       return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
-    state = jax.tree.map(copied, self.abstract(hypers))
-    batches = jax.tree.map(cut, batches)
-    return self._train.lower(state, batches, *_shapes((hypers, own, data, count)))
+    state, *others = jax.tree.map(copied, (self.abstract(hypers), hypers, own, data))
+    return self._train.lower(state, jax.tree.map(cut, batches), *others, count)
 
   def evaluate(self, params, hypers, own, batch):
     values = self._evaluate(params, hypers, own, batch)

@@ -6,6 +6,9 @@ size, padding or devices.
 """
 
 import dataclasses
+import hashlib
+import os
+import pathlib
 import time
 from typing import Any
 
@@ -16,6 +19,7 @@ from vit_jax import checkpoint, config, devices, losses, models, optim, records,
 from vit_jax.config import ConfigError
 from vit_jax.data import batches, datasets
 from vit_jax.data import folder as image_folder
+from vit_jax.data.images import in_threads
 
 SCHEMA = 1
 
@@ -58,7 +62,7 @@ def _padded(split, start, size):
   if batches.is_resident(split):
     images = split.images[start:stop]
   else:
-    images = np.stack([split.images[i] for i in range(start, stop)])
+    images = np.stack(in_threads(split.images.__getitem__, range(start, stop)))
   missing = size - (stop - start)
   labels = np.asarray(split.labels[start:stop], np.int32)
   return {
@@ -141,7 +145,8 @@ def run(
     data_dir: folder of the data, where it lies elsewhere than at training.
     pictures: evaluate on other data instead: a folder of `CLASS/*.png`, classes found
       by their names among those of the run (not all of them need be there). The result
-      says so, and its file is `evaluations/pictures-{step}.json`.
+      says so, and its file is `evaluations/pictures-{folder}-{step}.json` with the
+      folder's name and a hash of its path.
     model, loss, data: parts from outside the package, as given to `train.run`.
 
   Returns:
@@ -162,6 +167,8 @@ def run(
       raise ConfigError(f"this run was trained with its own {name}; pass it as {name}=")
   classes = tuple(content["data"]["classes"])
   if pictures is not None:
+    if data_dir is not None or split != "test":
+      raise ConfigError("pictures= takes the place of split= and data_dir=")
     split, chosen = "pictures", _pictures(run_config, pictures, content["data"])
   else:
     data = data or datasets.load(run_config.data, run_config.seed)
@@ -181,7 +188,7 @@ def run(
     "ema": ema,
     "member": member,
     "split": split,
-    **({} if pictures is None else {"pictures": str(pictures)}),
+    **({} if pictures is None else {"pictures": os.path.abspath(pictures)}),
     **report(found, classes),
     "images_per_second": len(chosen) / seconds,
   }
@@ -211,6 +218,10 @@ def path(result: dict, workdir):
   and the member where there is such."""
   folder, _ = checkpoint.find(workdir, result["step"])
   names = [result["split"], str(result["step"])] + ["ema"] * result["ema"]
+  if "pictures" in result:
+    place = pathlib.Path(result["pictures"])
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
+    names.insert(1, f"{place.name}-{digest}")
   names += [] if result["member"] is None else [str(result["member"])]
   return folder / "evaluations" / f"{'-'.join(names)}.json"
 

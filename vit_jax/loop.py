@@ -26,9 +26,7 @@ class Loop:
   def __init__(self, job, folder, status):
     self.job, self.folder, self.status = job, folder, status
     self.step = 0
-    self.layout = devices.make(
-      job.config.train, job.steps, len(job.members), job.config.data.batch_size
-    )
+    self.layout = devices.make(job.config, job.steps, len(job.members))
     self.hypers = self.layout.put(job.hypers)
     self.metrics: dict[int, dict[str, float]] = {}  # last values, by member
     self.sums = meters.Sums()
@@ -51,13 +49,14 @@ class Loop:
       ) as writer,
       contextlib.closing(checkpoint.Saver(self.folder, keep)) as saver,
       _main_only(lambda: Progress(schedule.total, begin)) as progress,
+      contextlib.closing(
+        meters.Tracer(self.folder / "profile" if profile else None)
+      ) as tracer,
       self._signals(),
     ):
       clock = meters.Clock(self.step)
-      tracer = meters.Tracer(self.folder / "profile", begin) if profile else None
       while self.step < schedule.total:
-        if tracer:
-          tracer.before(self.step)
+        tracer.before(self.step)
         stop_at = schedule.next_stop(self.step)
         count = min(job.config.train.steps_per_call, stop_at - self.step)
         with clock.waiting():
@@ -67,8 +66,8 @@ class Loop:
         )
         self.sums.add(self.step, count, history)
         self.step += count
-        if tracer:
-          tracer.after(self.step, state)
+        tracer.after(self.step, state)
+        self.status.write("running", self.step, schedule.total)
         self._after_call(state, writer, saver, progress, clock)
       self._check_finite(self.sums.flush())
       return self._finish(state)
@@ -108,7 +107,6 @@ class Loop:
           writer.flush()
         meta = {"metrics": _finite(evaluated), "running": self.sums.running()}
         saver.save(step, self.layout.single(state), meta)
-    self.status.write("running", step, schedule.total)
     if stopping and not end:
       saver.wait()
       raise Stopped(f"{self.stop} at step {step}; the same command goes on from there")
@@ -142,7 +140,7 @@ class Loop:
 
   def _first_state(self):
     """Returns the newest whole state of the folder, or a new one, and its step."""
-    template = self.layout.abstract(self.hypers)
+    template = self.layout.abstract(self.job.hypers)
     found = checkpoint.newest_whole(self.folder, template)
     if found is not None:
       step, state, meta = found
@@ -155,7 +153,7 @@ class Loop:
       raise ConfigError(
         f"{self.folder} has checkpoints but none is whole; try another --workdir"
       )
-    state = self.layout.init(self.hypers)
+    state = self.layout.init(self.job.hypers)
     if self.job.config.init.source is not None:
       state = transfer.start_from(
         self.job.config.init, state, self.layout, self.job.data.classes

@@ -101,20 +101,33 @@ class Clock:
 
 
 class Tracer:
-  """Writes a profile of a few steps, after those that compile."""
+  """Writes a profile of at least `steps` steps, after the first call, which compiles.
 
-  def __init__(self, folder, begin, skip: int = 2, steps: int = 5):
-    self._folder, self._from, self._to = folder, begin + skip, begin + skip + steps
-    self._running = False
+  Args:
+    folder: where to; None: no profile.
+    steps: least number of steps in it.
+  """
+
+  def __init__(self, folder, steps: int = 5):
+    self._folder, self._steps = folder, steps
+    self._begin = None  # step at which the profile began
+    self._calls = 0
 
   def before(self, step):
-    if not self._running and self._from <= step < self._to:
+    """Begins, where this is the second call of the program."""
+    self._calls += 1
+    if self._calls == 2 and self._folder is not None:
       jax.profiler.start_trace(str(self._folder))
-      self._running = True
+      self._begin = step
 
   def after(self, step, state):
-    if self._running and step >= self._to:
+    """Ends after enough steps."""
+    if self._begin is not None and step >= self._begin + self._steps:
       jax.block_until_ready(state)
+      self.close()
+
+  def close(self):
+    """Ends a profile that is being made."""
+    if self._begin is not None:
       jax.profiler.stop_trace()
-      self._running = False
-      self._to = -1
+      self._begin = None

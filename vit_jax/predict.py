@@ -11,7 +11,17 @@ from vit_jax.data import images
 BATCH = 64
 
 
-def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=None):
+def run(
+  workdir,
+  files,
+  *,
+  step="latest",
+  ema=False,
+  member=None,
+  top=5,
+  model=None,
+  loss=None,
+):
   """Returns `(found, failed)`: predictions by file, and reasons by file.
 
   Args:
@@ -19,7 +29,8 @@ def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=N
     files: paths of pictures.
     step, ema, member: see `vit_jax.load`.
     top: classes to name for each, from 1; all where there are fewer.
-    model: of a run that was trained with its own.
+    model, loss: of a run that was trained with its own; the loss has
+      `probabilities(logits)`.
 
   Returns:
     `[{"file": f, "predictions": [{"class": c, "probability": p}, ...]}, ...]` in the
@@ -30,9 +41,11 @@ def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=N
   params, content, _ = checkpoint.load_params(
     workdir, step=step, ema=ema, member=member
   )
-  objective = losses.make(content["config"].loss)
-  if not isinstance(objective, losses.Classification):
-    raise ConfigError("this run rebuilds patches and knows no classes; fine-tune it")
+  if "loss" in content["external"] and loss is None:
+    raise ConfigError("this run was trained with its own loss; pass it as loss=")
+  objective = loss or losses.make(content["config"].loss)
+  if not hasattr(objective, "probabilities"):
+    raise ConfigError("this run learns no classes to name; fine-tune it")
   model = model or checkpoint.build_model(content)
   data = content["data"]
   height, width, channels = data["shape"]
@@ -42,7 +55,7 @@ def run(workdir, files, *, step="latest", ema=False, member=None, top=5, model=N
       pixels.append(images.read(file, size=(height, width), channels=channels))
       good.append(str(file))
     except (images.ImageError, OSError) as error:
-      failed[str(file)] = str(error)
+      failed[str(file)] = str(error).removeprefix(f"{file}: ")
   inputs = steps.Inputs.recorded(data)
 
   @jax.jit

@@ -104,7 +104,7 @@ def read_json(path: str | os.PathLike, schema: int | None = None) -> Any:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: the file is damaged, or has another schema.
+    ConfigError: the file is damaged, or has another schema.
   """
   path = epath.Path(path)
   try:
@@ -116,11 +116,11 @@ def read_json(path: str | os.PathLike, schema: int | None = None) -> Any:
   try:
     value = json.loads(text.decode("utf-8"))
   except ValueError as error:  # also UnicodeDecodeError
-    raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
+    raise ConfigError(f"{os.fspath(path)} is damaged: {error}") from None
   if schema is not None:
     found = value.get("schema") if isinstance(value, dict) else None
     if found != schema:
-      raise ValueError(
+      raise ConfigError(
         f"{os.fspath(path)} has schema {found!r}, expected {schema}; it was written "
         "by another version of vit_jax"
       )
@@ -151,10 +151,11 @@ def _encode(text: str) -> bytes:
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  if is_remote(path):
+  name = os.fspath(path)
+  # A device or a pipe is written to, not replaced.
+  if is_remote(path) or (os.path.exists(name) and not os.path.isfile(name)):
     path.write_bytes(content)
     return
-  name = os.fspath(path)
   temporary = os.path.join(
     os.path.dirname(name), f".{os.path.basename(name)[:100]}.{uuid.uuid4().hex}.tmp"
   )
@@ -459,7 +460,7 @@ def _parse_lines(path: epath.Path) -> list[tuple[bytes, dict[str, Any]]]:
     except (ValueError, TypeError, KeyError) as error:
       if index == len(lines) - 1:
         break  # torn by a kill
-      raise ValueError(
+      raise ConfigError(
         f"{os.fspath(path)} is damaged in line {index + 1}: {error!r}"
       ) from None
     parsed.append((line + b"\n", row))

@@ -161,7 +161,7 @@ def _cost(job) -> Rows:
       f"{flops:.4g}",
       f"{examples:,} examples, forward and backward",
     ),
-    ("attention scores", f"{_bytes(scores)}", "an image, all layers, float32"),
+    ("attention scores", f"{_bytes(scores)}", f"an image, all layers, {model.dtype}"),
     ("", f"{_bytes(scores * batch)}", f"{batch} images of a step"),
   ]
 
@@ -238,9 +238,7 @@ def memory(job: train.Job):
 def compiled(job: train.Job):
   """Returns the compiled training program of a run, from shapes alone."""
   config = job.config
-  layout = devices.make(
-    config.train, job.steps, len(job.members), config.data.batch_size
-  )
+  layout = devices.make(config, job.steps, len(job.members))
   lead = (len(job.members), config.train.steps_per_call, config.data.batch_size)
   batch = {"row": _shape(lead, np.int32), "weight": _shape(lead, np.float32)}
   splits = [data.train for data in job.datasets]

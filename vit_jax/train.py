@@ -41,6 +41,29 @@ FREE = (
   "train.fsdp",
   "train.members_at_once",
 )
+# Settings of which each member of a population may have its own.
+TRACED = (
+  "seed",
+  "optim.lr",
+  "optim.warmup",
+  "optim.weight_decay",
+  "optim.clip_norm",
+  "loss.label_smoothing",
+  "model.dropout",
+  "model.drop_path",
+  "model.scale",
+  "augment.erasing",
+  "augment.mixup",
+  "augment.cutmix",
+)
+# Of these, what is left out of the program where it is 0.
+LEFT_OUT = (
+  "model.dropout",
+  "model.drop_path",
+  "augment.erasing",
+  "augment.mixup",
+  "augment.cutmix",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +155,12 @@ def prepare(
       f"train.best_metric={base.train.best_metric!r} needs validation data; try "
       "data.val=0.1"
     )
+  best = base.train.best_metric or ""
+  if best.endswith("/top5") and len(found[0].classes) <= 5:
+    raise ConfigError(
+      f"train.best_metric={best!r} needs more than 5 classes, this data has "
+      f"{len(found[0].classes)}; try val/accuracy"
+    )
   shape = inputs(found[0])
   model = model or models.build(base, config.Pair(*shape.shape[:2]), shape.classes)
   sizes = dict(examples=len(found[0].train), batch_size=base.data.batch_size)
@@ -176,23 +205,6 @@ def prepare(
   )
 
 
-# Settings of which each member of a population may have its own.
-TRACED = (
-  "seed",
-  "optim.lr",
-  "optim.warmup",
-  "optim.weight_decay",
-  "optim.clip_norm",
-  "loss.label_smoothing",
-  "model.dropout",
-  "model.drop_path",
-  "model.scale",
-  "augment.erasing",
-  "augment.mixup",
-  "augment.cutmix",
-)
-
-
 def _check_members(base, population):
   for member in population:
     for name in member.overrides:
@@ -204,8 +216,13 @@ def _check_members(base, population):
   names = [m.name for m in population]
   if len(set(names)) < len(names):
     raise ConfigError(f"names of members are not unique: {names}")
+  if base.train.best_metric is not None and len(population) > 1:
+    raise ConfigError(
+      f"train.best_metric={base.train.best_metric!r} is for one member: all members are "
+      "saved together, and their best steps differ; try train.keep"
+    )
   # A part that is off in the base is left out of the program.
-  for name in ("model.dropout", "model.drop_path", *TRACED[-3:]):
+  for name in LEFT_OUT:
     for member in population:
       if config.value(member.config, name) and not config.value(base, name):
         raise ConfigError(
@@ -215,13 +232,11 @@ def _check_members(base, population):
 
 def _load(population, data):
   """Returns the data set of each member: one for all, or one a seed."""
-  if data is not None:
-    return [data] * len(population)
   by_seed = {}
   for member in population:
     seed = member.config.seed
     if seed not in by_seed:
-      by_seed[seed] = datasets.load(member.config.data, seed)
+      by_seed[seed] = data or datasets.load(member.config.data, seed)
   found = [by_seed[m.config.seed] for m in population]
   if len(by_seed) > 1 and not batches.is_resident(found[0].train):
     raise ConfigError("members that stream their data must share one seed")
@@ -267,6 +282,7 @@ def run(
     _write_identity(folder, job)
     status = records.Status(folder, main=jax.process_index() == 0)
     loop = Loop(job, folder, status)
+    status.write("running", loop.step, job.schedule.total)
     try:
       result = loop.go(wandb=wandb, profile=profile)
     except Stopped as stop:
@@ -328,27 +344,37 @@ def _write_identity(folder, job):
     ],
   }
   environment = provenance.environment()
-  if (folder / "config.json").exists():
+  # A run that failed before its first checkpoint has nothing that another would mix with.
+  if (folder / "config.json").exists() and checkpoint.steps(folder):
     _compare_identity(folder, job, content, members)
-    old = records.read_json(folder / "environment.json")
-    for difference in provenance.differences(old, environment):
-      logging.warning("this run began with another version: %s", difference)
+    _compare_versions(folder, environment)
   if jax.process_index() == 0:
-    records.write_json(folder / "config.json", content)
+    # config.json last: where it is, the others are.
     records.write_json(folder / "members.json", members)
     records.write_json(folder / "environment.json", environment)
+    records.write_json(folder / "config.json", content)
+
+
+def _compare_versions(folder, environment):
+  """Warns of other versions; the file only informs, so that a run goes on without it."""
+  try:
+    old = records.read_json(folder / "environment.json")
+  except (ConfigError, FileNotFoundError) as error:
+    logging.warning("%s; it is written anew", error)
+    return
+  for difference in provenance.differences(old, environment):
+    logging.warning("this run began with another version: %s", difference)
 
 
 def _compare_identity(folder, job, content, members):
-  old = records.read_json(folder / "config.json", checkpoint.SCHEMA)
-  was, now = config.parse(old["config"]), job.config
+  old = checkpoint.read_config(folder)
+  was, now = old["config"], job.config
   changed = [
     f"{name} was {config.value(was, name)!s}, is {config.value(now, name)!s}"
     for name in config.names()
     if name not in FREE and config.value(was, name) != config.value(now, name)
   ]
-  old_members = records.read_json(folder / "members.json", checkpoint.SCHEMA)
-  if old_members != members:
+  if checkpoint.read_members(folder) != members["members"]:
     changed.append("the members are others")
   if old["external"] != content["external"]:
     changed.append(f"parts from outside were {old['external']}")

@@ -20,21 +20,34 @@ def run(workdir, out) -> None:
   rows = records.read(workdir)
   content = checkpoint.read_config(workdir)
   figure, (loss, accuracy, seen) = plt.subplots(1, 3, figsize=(10, 2.8))
+  members = sorted({r.get("member", 0) for r in rows})
   for axes, key in ((loss, "loss"), (accuracy, "accuracy")):
-    for split in ("train", "val", "test"):
-      points = [(r["step"], r[n]) for r in rows if (n := f"{split}/{key}") in r]
-      if points:
-        marker = "" if split == "train" else "o"
-        axes.plot(*zip(*points), marker=marker, markersize=3, label=split)
+    for colour, split in enumerate(("train", "val", "test")):
+      name, marker = f"{split}/{key}", "" if split == "train" else "o"
+      for member in members:
+        points = [
+          (r["step"], r[name])
+          for r in rows
+          if r.get("member", 0) == member and name in r
+        ]
+        if points:
+          label = split if member == members[0] else None
+          axes.plot(
+            *zip(*points), f"C{colour}", marker=marker, markersize=3, label=label
+          )
     axes.set(xlabel="step", title=key)
-    axes.legend()
-  height, width, _ = content["data"]["shape"]
-  geometry = models.geometry(content["config"].model, config.Pair(height, width))
-  picture = seen.imshow(geometry.coverage(), vmin=0, cmap="Blues")
-  y, x = geometry.centres().T
-  seen.plot(x, y, ".", color="black", markersize=4)
-  seen.set(title="patches over each pixel", xticks=[], yticks=[])
-  figure.colorbar(picture, ticks=np.unique(geometry.coverage()))
+    if axes.lines:
+      axes.legend()
+  if "geometry" in content:
+    height, width, _ = content["data"]["shape"]
+    geometry = models.geometry(content["config"].model, config.Pair(height, width))
+    picture = seen.imshow(geometry.coverage(), vmin=0, cmap="Blues")
+    y, x = geometry.centres().T
+    seen.plot(x, y, ".", color="black", markersize=4)
+    seen.set(title="patches over each pixel", xticks=[], yticks=[])
+    figure.colorbar(picture, ticks=np.unique(geometry.coverage()))
+  else:  # a model from outside
+    seen.set_axis_off()
   figure.tight_layout()
   figure.savefig(out, dpi=110)
   plt.close(figure)

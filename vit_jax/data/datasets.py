@@ -26,6 +26,8 @@ SOURCES = {
   "tfds:NAME": tfds.load,
   "synthetic": arrays.synthetic,
 }
+# Those that come with a package or are made up.
+WITHOUT_FILES = ("digits", "digits:half", "synthetic")
 
 
 def load(data: config.Data, seed: int) -> Dataset:
@@ -48,6 +50,10 @@ def load(data: config.Data, seed: int) -> Dataset:
     raise ConfigError(
       f"data.name={data.name!r} is no data set{config.nearest(data.name, SOURCES)}"
     )
+  if data.dir is not None and key in WITHOUT_FILES:
+    raise ConfigError(f"data.name={data.name!r} reads no files; leave data.dir out")
+  if data.dir == "":
+    raise ConfigError('data.dir="" is empty; try "." or leave it out')
   if data.image_size is not None and min(data.image_size) < 1:
     raise ConfigError(
       f"data.image_size={tuple(data.image_size)}: expected 1 pixel or more"
@@ -56,6 +62,7 @@ def load(data: config.Data, seed: int) -> Dataset:
   _check(found)
   if data.image_size is not None:
     found = _resized(found, tuple(data.image_size))
+  _check_sizes(found)
   return _with_validation(found, data.val, seed)
 
 
@@ -101,8 +108,25 @@ def _splits(dataset):
   return {"train": dataset.train, "val": dataset.val, "test": dataset.test}
 
 
+def _check_sizes(dataset):
+  shapes = {
+    name: "x".join(map(str, split.images.shape[1:]))
+    for name, split in _splits(dataset).items()
+    if split is not None
+  }
+  if len(set(shapes.values())) > 1:
+    found = ", ".join(f"{name} has {shape}" for name, shape in shapes.items())
+    raise ConfigError(
+      f"data.name={dataset.name!r}: images differ in size: {found}; set data.image_size"
+    )
+
+
 def _check(dataset):
-  """Refuses empty splits and labels that would be learned or counted wrongly."""
+  """Refuses empty splits, classes that share a name, and labels that would be learned or
+  counted wrongly."""
+  twice = sorted({c for c in dataset.classes if dataset.classes.count(c) > 1})
+  if twice:
+    raise ConfigError(f"data.name={dataset.name!r}: several classes are called {twice}")
   for name, split in _splits(dataset).items():
     if split is None:
       continue
@@ -119,6 +143,11 @@ def _check(dataset):
     raise ConfigError(
       f"data.name={dataset.name!r}: {unlabelled} of {len(dataset.train)} training "
       "images are unlabelled (-1); training needs a label for each"
+    )
+  if (dataset.test.labels < 0).all():
+    raise ConfigError(
+      f"data.name={dataset.name!r}: no test image has a label, so that nothing could be "
+      "measured"
     )
 
 

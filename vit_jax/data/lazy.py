@@ -134,7 +134,7 @@ def decoded(
 
 def content_fingerprint(splits: dict[str, Split], classes: tuple[str, ...]) -> str:
   """sha256 of every undecoded picture, its label and the class names."""
-  digest = hashlib.sha256("\0".join(classes).encode())
+  digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
   for name, split in sorted(splits.items()):
     digest.update(f"{name}{len(split)}".encode() + split.labels.tobytes())
     for i in range(len(split)):

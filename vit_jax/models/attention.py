@@ -3,8 +3,9 @@
     operator(q, k, v, *, scale) -> mixed
 
 q [B H N d] asks, k [B H M d] answers, v [B H M d] is what is handed over; `scale`
-multiplies the scores (a number or a traced scalar, not differentiated). Softmax is
-taken in float32 whatever the type of the inputs.
+multiplies the scores (a number or a traced scalar). Softmax is taken in float32 whatever
+the type of the inputs. `dense` has a backward pass of its own, so that `jax.grad` goes
+through it (any number of times), `jax.jvp` does not.
 """
 
 import jax
@@ -25,7 +26,7 @@ def dense(q, k, v, *, scale):
 
 
 def fused(q, k, v, *, scale):
-  """`jax.nn.dot_product_attention`: flash attention where the device has it."""
+  """`jax.nn.dot_product_attention` with the implementation that JAX chooses."""
   # It has no place for a traced scale.
   q, k, v = (x.swapaxes(1, 2) for x in (_scaled(q, scale), k, v))
   return jax.nn.dot_product_attention(q, k, v, scale=1.0).swapaxes(1, 2)
@@ -50,9 +51,10 @@ def _mix_forward(q, k, v):
   """Keeps the weights before their division by the row sums: the division is then one
   of N x d, not of N x M numbers, here and in the backward pass."""
   scores = _scores(q, k)
-  raised = jnp.exp(scores - scores.max(-1, keepdims=True))
-  total = raised.sum(-1, keepdims=True)
-  raised = raised.astype(v.dtype)
+  # Rounded before they are summed: the rows of the backward pass then sum to 0 in half
+  # types too, whatever the keys have in common.
+  raised = jnp.exp(scores - scores.max(-1, keepdims=True)).astype(v.dtype)
+  total = raised.sum(-1, keepdims=True, dtype=jnp.float32)
   mixed = jnp.einsum("bhnm,bhmd->bhnd", raised, v, preferred_element_type=jnp.float32)
   mixed = mixed / total
   return mixed.astype(v.dtype), (q, k, v, raised, total, mixed)
@@ -62,9 +64,8 @@ def _mix_backward(kept, gradient):
   """With A = R / t (R `raised`, t `total`) and G = dO / t: dV = R^T G and, since the
   softmax takes dA to A (dA - rowsum(A dA)), dS = R (G V^T - rowsum(G O))."""
   q, k, v, raised, total, mixed = kept
-  share = gradient.astype(jnp.float32) / total
-  mean = (share * mixed).sum(-1, keepdims=True)
-  share = share.astype(v.dtype)
+  share = (gradient.astype(jnp.float32) / total).astype(v.dtype)
+  mean = (share.astype(jnp.float32) * mixed).sum(-1, keepdims=True)
   dv = _over_queries(raised, share)
   dscores = (raised * (_scores(share, v) - mean)).astype(q.dtype)
   dq = jnp.einsum("bhnm,bhmd->bhnd", dscores, k)

@@ -87,12 +87,14 @@ def macs(
 
 
 def score_bytes(model: config_lib.Model, geometry: patches.Geometry) -> int:
-  """Returns the bytes of the attention weights of one image, L H T^2 float32 numbers.
+  """Returns the bytes of the attention weights of one image: L H T^2 numbers of the
+  type `model.dtype`.
 
   That is what `attention="dense"` keeps for the backward pass; with `remat` one layer
-  at a time is alive, and `"fused"` need not form them where the device has a kernel.
+  at a time is alive.
   """
-  return model.depth * model.heads * tokens(model, geometry) ** 2 * 4
+  size = 4 if model.dtype == "float32" else 2
+  return model.depth * model.heads * tokens(model, geometry) ** 2 * size
 
 
 def training_flops(

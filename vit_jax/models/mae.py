@@ -135,10 +135,12 @@ def visible_patches(tokens: int, mask_ratio: float) -> int:
 
 def decoder_config(encoder: config_lib.Model) -> config_lib.Model:
   """Returns the sizes of the decoder: half the width of the encoder (up to the next
-  multiple of its heads and of 4, for the position table), two blocks, no noise."""
+  multiple of its heads and of 4, for the position table), two blocks, no noise, the
+  usual scale of scores."""
   unit = math.lcm(encoder.heads, 4)
   return dataclasses.replace(
     encoder,
+    scale="rsqrt",
     width=math.ceil(encoder.width / 2 / unit) * unit,
     depth=DECODER_BLOCKS,
     positions="sincos2d",

@@ -33,7 +33,7 @@ def dropout(x: Float[Array, "B ..."], noise: Noise) -> Float[Array, "B ..."]:
   """Sets values to 0 with probability `dropout` and rescales the others."""
   keep = 1 - jnp.asarray(noise.dropout, jnp.float32)
   kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(noise.keys)
-  return jnp.where(kept, x / keep.astype(x.dtype), 0)
+  return _rescaled(x, kept, keep)
 
 
 def drop_path(x: Float[Array, "B ..."], noise: Noise) -> Float[Array, "B ..."]:
@@ -42,4 +42,9 @@ def drop_path(x: Float[Array, "B ..."], noise: Noise) -> Float[Array, "B ..."]:
   keep = 1 - jnp.asarray(noise.drop_path, jnp.float32)
   kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep))(noise.keys)
   kept = kept.reshape(-1, *[1] * (x.ndim - 1))
-  return jnp.where(kept, x / keep.astype(x.dtype), 0)
+  return _rescaled(x, kept, keep)
+
+
+def _rescaled(x, kept, keep):
+  """In half types the factor itself is not rounded: 0.999 would become 1."""
+  return jnp.where(kept, x / keep, 0).astype(x.dtype)

@@ -151,7 +151,7 @@ def _stem_geometry(model, image, patch, stride):
   side = patch.height
   if patch != stride or patch.height != patch.width:
     raise ConfigError(
-      f"model.tokenizer={model.tokenizer!r} has an overlap of its own: leave "
+      f"model.tokenizer={model.tokenizer!r} has windows of its own: leave "
       "model.stride at None and model.patch square"
     )
   if side < 2 or side & (side - 1):

@@ -258,7 +258,8 @@ class AttentionPool(nn.Module):
 @jax.custom_vjp
 def matmul(x: Float[Array, "*b I"], kernel: Float[Array, "I O"]):
   """Returns x @ kernel, with the gradient of the kernel as one flat product, made
-  transposed: dy^T x is the form that XLA on a CPU is fastest at."""
+  transposed: dy^T x is the form that XLA on a CPU is fastest at. For `jax.grad`, not
+  `jax.jvp`."""
   return x @ kernel
 
 
