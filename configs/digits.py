@@ -19,6 +19,7 @@ def get_config():
   config.model.pad = 1
   config.model.width = 48
   config.model.depth = 4
+  config.model.heads = 2
   config.model.mlp_ratio = 2.0
   config.model.pool = "mean"
   config.augment.crop = 1
