@@ -571,7 +571,11 @@ AMOUNTS = ("train.length", "train.log_every", "train.checkpoint_every")
 )
 def test_above_zero(name):
   duration = name in AMOUNTS or name == "train.keep_every"
-  refused({name: "0 steps" if duration else 0}, f"{name}=0", "above 0")
+  refused(
+    {name: "0 steps" if duration else 0},
+    f"{name}='0 steps'" if duration else f"{name}=0",
+    "above 0",
+  )
   if not duration:
     refused({name: -1}, f"{name}=-1", "above 0")
 

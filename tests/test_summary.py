@@ -155,8 +155,8 @@ def test_the_program_is_the_one_that_runs(parallel, monkeypatch):
   if parallel == "jit":
     for leaf, real in zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(fed[0])):
       assert leaf.sharding == real.sharding
-  shapes = jax.eval_shape(layout.init, job.hypers) if parallel == "jit" else None
-  if shapes is not None:
+  if parallel == "jit":
+    shapes = jax.eval_shape(jax.vmap(job.steps.init), job.hypers)
     assert jax.tree.map(described, state) == jax.tree.map(described, shapes)
   else:
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(state)} == {(4, 2)}

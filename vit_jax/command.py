@@ -110,8 +110,9 @@ def _parse(arguments):
   try:
     _check_names(arguments)
     left = flags.FLAGS(arguments)
-    for name in flags.FLAGS:
-      if flags.FLAGS[name].present and flags.FLAGS[name].value == "":
+    for name in flags.FLAGS:  # settings say it themselves
+      empty = flags.FLAGS[name].present and flags.FLAGS[name].value == ""
+      if empty and not name.startswith("config."):
         raise ConfigError(f"--{name} is empty; leave it out or give a value")
     if "config" in flags.FLAGS and flags.FLAGS.config is not None:
       parsed_config()
