@@ -586,10 +586,18 @@ def test_damaged_records_are_bad_input(run, tmp_path):
   for name in ("config.json", "members.json"):
     folder = tmp_path / name
     shutil.copytree(run, folder)
-    for text in ('{"schema": 1', '{"schema": 99}', "[]"):
+    for text in ('{"schema": 1', '{"schema": 99}', '{"schema": 1}', "[]", ""):
       (folder / name).write_text(text)
       with pytest.raises(ConfigError, match=name):
         vit_jax.load(folder)
+
+
+def test_a_step_folder_is_that_step(run):
+  (first, *_, last) = checkpoint.steps(run)
+  step = run / "checkpoints" / str(first)
+  assert checkpoint.find(step, "latest") == checkpoint.find(step, str(first))
+  with pytest.raises(ConfigError, match=f"is one step, so step='{last}'"):
+    checkpoint.find(step, str(last))
 
 
 @torn

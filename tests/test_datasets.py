@@ -74,6 +74,34 @@ def test_unlabelled_test_rows_are_kept(monkeypatch):
   assert load("made up").test.labels.tolist() == [0, -1, 1]
 
 
+def test_a_test_split_that_cannot_be_measured_is_refused(monkeypatch):
+  monkeypatch.setitem(datasets.SOURCES, "made up", made_up([0, 1], [-1, -1]))
+  refused("made up", "no test image has a label")
+
+
+def test_splits_must_agree(monkeypatch):
+  source = made_up([0, 1])
+
+  def taller(data, seed):
+    made = source(data, seed)
+    other = datasets.Split(np.zeros((2, 3, 2, 1), np.uint8), made.test.labels)
+    return dataclasses.replace(made, test=other)
+
+  def twice(data, seed):
+    return dataclasses.replace(source(data, seed), classes=("a", "a"))
+
+  monkeypatch.setitem(datasets.SOURCES, "made up", taller)
+  refused("made up", "train has 2x2x1, test has 3x2x1", "set data.image_size")
+  assert load("made up", image_size=Pair(4, 4)).test.images.shape == (2, 4, 4, 1)
+  monkeypatch.setitem(datasets.SOURCES, "made up", twice)
+  refused("made up", "several classes are called ['a']")
+
+
+def test_a_folder_is_refused_where_none_is_read(tmp_path):
+  refused("digits", "reads no files", dir=str(tmp_path))
+  refused("mnist", "is empty", dir="")
+
+
 def test_cut_is_a_partition_with_equal_shares():
   labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [50, 30, 20]))
   kept, taken = datasets.cut(labels, 0.1, seed=0)

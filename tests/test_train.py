@@ -206,6 +206,18 @@ def test_other_settings_are_refused_in_an_old_folder(tmp_path):
   assert 0 <= result["0"]["test/accuracy"] <= 1
 
 
+def test_a_start_that_failed_leaves_no_claim(tmp_path):
+  with pytest.raises(ConfigError, match="not a run folder"):
+    train.run(tiny.make(init__source=str(tmp_path / "none")), tmp_path / "run")
+  assert (tmp_path / "run" / "config.json").exists()
+  short = tiny.make(train__length="1 step", optim__warmup="0 steps")
+  train.run(short, tmp_path / "run")
+  # What only informs may be lost.
+  (tmp_path / "run" / "environment.json").write_text("")
+  train.run(short, tmp_path / "run")
+  assert json.loads((tmp_path / "run" / "environment.json").read_text())
+
+
 def test_other_data_is_refused(tmp_path):
   import dataclasses
 
