@@ -18,13 +18,14 @@ def get_config():
   config.model.stride = 1
   config.model.pad = 1
   config.model.width = 48
-  config.model.depth = 4
+  config.model.depth = 3
   config.model.heads = 2
   config.model.mlp_ratio = 2.0
   config.model.pool = "mean"
   config.augment.crop = 1
+  config.augment.mixup = 0.4
   config.optim.name = "muon"
-  config.optim.lr = 3e-3
+  config.optim.lr = 5e-3
   config.train.length = "40 epochs"
   config.train.log_every = "20 steps"
   config.train.eval_every = "10 epochs"
