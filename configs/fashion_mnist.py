@@ -2,7 +2,7 @@
 
 A convolutional stem in place of the linear map: overlapping windows of 7x7 pixels at
 stride 4, so 49 tokens; mean pooling. Published for a plain ViT of this size: 92.3 %
-after 200 epochs.
+after 200 epochs; the result of this file stands in the README.
 
     python scripts/train.py --config configs/fashion_mnist.py --workdir runs/fashion_mnist
 """
