@@ -207,3 +207,19 @@ def test_other_types_and_strange_sources(source, tmp_path):
     started(tmp_path)
   with pytest.raises(ConfigError, match="no parameter that fits"):
     started(source[0], {"loss.name": "mae"}, partial=True)
+
+
+@pytest.mark.parametrize(
+  "changes, seeds, warned",
+  [
+    ({"data.name": "digits"}, [0, 0], False),
+    ({"data.name": "digits"}, [0, 3], True),
+    ({"data.name": "digits:half"}, [3], False),
+    ({"data.name": "digits:half", "data.val": 0.1}, [3], True),
+  ],
+)
+def test_another_seed_draws_other_test_images(changes, seeds, warned):
+  text = transfer.other_split(config.override(config.Config(), changes), seeds)
+  assert bool(text) == warned
+  if warned:
+    assert "seed 0, this run has seed 3" in text and "--config.seed=0" in text

@@ -156,7 +156,12 @@ class Loop:
     state = self.layout.init(self.job.hypers)
     if self.job.config.init.source is not None:
       state = transfer.start_from(
-        self.job.config.init, state, self.layout, self.job.data.classes
+        self.job.config.init,
+        state,
+        self.layout,
+        self.job.data.classes,
+        [m.config.seed for m in self.job.members],
+        self.job.data.fingerprint,
       )
     return state, 0
 

@@ -4,6 +4,7 @@ What fits is taken exactly as it is, by name and shape; nothing is resized.
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,12 @@ class Match:
 
 
 def start_from(
-  init: config_lib.Init, state, layout, classes: Sequence[str] | None = None
+  init: config_lib.Init,
+  state,
+  layout,
+  classes: Sequence[str] | None = None,
+  seeds: Sequence[int] = (),
+  fingerprint: str | None = None,
 ):
   """Returns the state with parameters of another run, the same for all members.
 
@@ -75,12 +81,18 @@ def start_from(
     layout: of `devices.make`.
     classes: names of the classes to learn; with other names, or in another order, a
       head of the same shape is not taken. None: they are not compared.
+    seeds, fingerprint: of this run and its data, to warn of images that the source was
+      trained on and that this run tests on.
 
   Raises:
     ConfigError: no such run, or parameters that are missing, extra or of another shape
       (with `init.partial`: none that fits).
   """
   source, content, step = checkpoint.load_params(init.source)
+  if fingerprint == content["data"]["fingerprint"]:
+    warning = other_split(content["config"], seeds)
+    if warning and jax.process_index() == 0:
+      logging.warning("init.source=%r %s", init.source, warning)
   source = checkpoint.flatten(source)
   shapes = jax.eval_shape(layout.single, state["params"])  # [S ...]
   wanted = {
@@ -109,6 +121,19 @@ def start_from(
   chosen = {name: np.asarray(source[name]) for name in found.taken}
   parts = {n: _filled(state[n], chosen) for n in ("params", "ema") if n in state}
   return {**state, **parts}
+
+
+def other_split(source: config_lib.Config, seeds: Sequence[int]) -> str | None:
+  """Says that a run on the same data with another seed has other test images, where the
+  seed draws them; None where all is well."""
+  others = [seed for seed in seeds if seed != source.seed]
+  if not others or not (source.data.name == "digits" or source.data.val):
+    return None
+  return (
+    f"was trained with seed {source.seed}, this run has seed {others[0]}: the seed draws "
+    "which images are for testing and validation, so that it has seen some of them; try "
+    f"--config.seed={source.seed}"
+  )
 
 
 def match(
