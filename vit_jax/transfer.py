@@ -89,7 +89,7 @@ def start_from(
       (with `init.partial`: none that fits).
   """
   source, content, step = checkpoint.load_params(init.source)
-  if fingerprint == content["data"]["fingerprint"]:
+  if fingerprint is not None and fingerprint == content["data"]["fingerprint"]:
     warning = other_split(content["config"], seeds)
     if warning and jax.process_index() == 0:
       logging.warning("init.source=%r %s", init.source, warning)
