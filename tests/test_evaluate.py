@@ -331,7 +331,7 @@ def test_pictures_of_some_classes_are_matched_by_name(run, tmp_path):
   assert found["pictures"] == str(tmp_path) and found["split"] == "pictures"
   (file,) = (folder / "evaluations").glob(f"pictures-{tmp_path.name}-*-4.json")
   assert json.loads(file.read_text()) == found
-  with pytest.raises(ConfigError, match="in|place of split= and data_dir="):
+  with pytest.raises(ConfigError, match="takes the place of split= and data_dir="):
     evaluate.run(folder, pictures=tmp_path, split="val")
   (tmp_path / "no class of it").mkdir()
   with pytest.raises(ConfigError, match="no class of the model: no class of it"):

@@ -374,7 +374,7 @@ def _best(folder, known):
 
 def read_config(folder) -> dict[str, Any]:
   """Returns config.json with `config` parsed: what a run was, with every default."""
-  content = _read_record(folder, "config.json", ("config", "data", "external"))
+  content = _read_record(folder, "config.json", ("config", "data"), ("external",))
   return {**content, "config": config_lib.parse(content["config"])}
 
 
@@ -383,18 +383,19 @@ def read_members(folder) -> list[dict[str, Any]]:
   return _read_record(folder, "members.json", ("members",))["members"]
 
 
-def _read_record(folder, name, keys):
+def _read_record(folder, name, filled, present=()):
+  """Returns a record whose keys `filled` are there and not empty, `present` are there."""
   path = records.resolve(folder) / name
   content = records.read_json(path, SCHEMA)
-  missing = [key for key in keys if not content.get(key) and key != "external"]
+  missing = [key for key in filled if not content.get(key)]
+  missing += [key for key in present if key not in content]
   if missing:
     raise ConfigError(f"{path} is damaged: it has no {', '.join(missing)}")
   return content
 
 
-def member_number(folder, member) -> int:
+def _member_number(folder, names, member) -> int:
   """Returns the index of a member given by number or name; None: the only one."""
-  names = [m["name"] for m in read_members(folder)]
   if member is None:
     if len(names) > 1:
       raise ConfigError(
@@ -417,8 +418,8 @@ def load_params(run, *, step="latest", ema=False, member=None):
   """
   folder, path = find(run, step)
   content = read_config(folder)
-  number = member_number(folder, member)
   members = read_members(folder)
+  number = _member_number(folder, [m["name"] for m in members], member)
   content["config"] = config_lib.override(
     content["config"], members[number]["overrides"]
   )
@@ -460,6 +461,17 @@ def load(run, *, step="latest", ema=False, member=None, model=None):
   params, content, _ = load_params(run, step=step, ema=ema, member=member)
   model = model or build_model(content)
   return model, params, content["config"]
+
+
+def check_parts(content, **given) -> None:
+  """Refuses to do without a part that a run brought from outside the package.
+
+  Raises:
+    ConfigError: names the part that must be passed.
+  """
+  for name, part in given.items():
+    if name in content["external"] and part is None:
+      raise ConfigError(f"this run was trained with its own {name}; pass it as {name}=")
 
 
 def build_model(content):

@@ -88,7 +88,8 @@ class Jit:
     self._evaluate = jax.jit(evaluate, out_shardings=self.whole)
 
   def abstract(self, hypers):
-    """Returns the shapes and shardings of the state, without making it."""
+    """Returns the shapes and shardings of the state, without making it. Here and in
+    `init`, `hypers` are those of the job, not yet placed."""
     shapes = jax.eval_shape(jax.vmap(self._steps.init), hypers)
     return jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(

@@ -162,9 +162,7 @@ def run(
   run_config = content["config"]
   if data_dir is not None:
     run_config = config.override(run_config, {"data.dir": data_dir})
-  for name, part in (("loss", loss), ("data", data or pictures)):
-    if name in content["external"] and part is None:
-      raise ConfigError(f"this run was trained with its own {name}; pass it as {name}=")
+  checkpoint.check_parts(content, loss=loss, data=data or pictures)
   classes = tuple(content["data"]["classes"])
   if pictures is not None:
     if data_dir is not None or split != "test":
@@ -215,7 +213,8 @@ def _pictures(run_config, directory, recorded):
 
 def path(result: dict, workdir):
   """Returns the file of an evaluation: `evaluations/{split}-{step}.json`, with `-ema`
-  and the member where there is such."""
+  and the member where there is such; of other pictures, with the name of their folder
+  and a hash of its path."""
   folder, _ = checkpoint.find(workdir, result["step"])
   names = [result["split"], str(result["step"])] + ["ema"] * result["ema"]
   if "pictures" in result:

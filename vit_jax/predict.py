@@ -41,8 +41,7 @@ def run(
   params, content, _ = checkpoint.load_params(
     workdir, step=step, ema=ema, member=member
   )
-  if "loss" in content["external"] and loss is None:
-    raise ConfigError("this run was trained with its own loss; pass it as loss=")
+  checkpoint.check_parts(content, loss=loss)
   objective = loss or losses.make(content["config"].loss)
   if not hasattr(objective, "probabilities"):
     raise ConfigError("this run learns no classes to name; fine-tune it")

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax.config import ConfigError
+from vit_jax.data import datasets
 
 # Where a masked autoencoder keeps the parameters of its ViT.
 ENCODER = "encoder/"
@@ -127,7 +128,7 @@ def other_split(source: config_lib.Config, seeds: Sequence[int]) -> str | None:
   """Says that a run on the same data with another seed has other test images, where the
   seed draws them; None where all is well."""
   others = [seed for seed in seeds if seed != source.seed]
-  if not others or not (source.data.name == "digits" or source.data.val):
+  if not others or not (source.data.name in datasets.DRAWN_BY_SEED or source.data.val):
     return None
   return (
     f"was trained with seed {source.seed}, this run has seed {others[0]}: the seed draws "

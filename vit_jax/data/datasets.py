@@ -26,6 +26,8 @@ SOURCES = {
   "tfds:NAME": tfds.load,
   "synthetic": arrays.synthetic,
 }
+# Those whose test images are drawn by the seed.
+DRAWN_BY_SEED = ("digits",)
 # Those that come with a package or are made up.
 WITHOUT_FILES = ("digits", "digits:half", "synthetic")
 
