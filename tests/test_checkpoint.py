@@ -194,7 +194,9 @@ def test_damage_is_seen_and_the_step_before_is_used(
       step, found, read = checkpoint.newest_whole(folder, state(0))
     same(found, state(step))
     assert read["metrics"] == {"val/loss": 0.25 if step == 2 else 0.125}
-    warned = [r.message for r in caplog.records if "checkpoints/10" in r.message]
+    # asyncio reports the tasks that Orbax leaves behind, sooner or later.
+    ours = [r.message for r in caplog.records if r.name != "asyncio"]
+    warned = [message for message in ours if "checkpoints/10" in message]
     assert bool(warned) == (step == 2), name
     assert digests(folder) == before, name
     used.append(step)

@@ -82,6 +82,9 @@ def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
   logging.get_absl_handler().setFormatter(
     native_logging.Formatter("%(levelname)s: %(message)s")
   )
+  # Where one of many arrays cannot be read, Orbax raises that and leaves tasks behind,
+  # which asyncio would report in tracebacks of their own.
+  native_logging.getLogger("asyncio").setLevel(native_logging.CRITICAL)
 
   def guarded(arguments):
     try:
