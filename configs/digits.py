@@ -26,7 +26,7 @@ def get_config():
   config.augment.mixup = 0.4
   config.optim.name = "muon"
   config.optim.lr = 5e-3
-  config.train.length = "40 epochs"
+  config.train.length = "70 epochs"
   config.train.log_every = "20 steps"
   config.train.eval_every = "10 epochs"
   config.train.checkpoint_every = "10 epochs"
