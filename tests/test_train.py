@@ -286,6 +286,27 @@ def test_an_unreadable_image_counts_for_nothing(tmp_path):
   )
 
 
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_an_unreadable_image_is_mixed_into_no_other(kind):
+  cfg = tiny.make(augment__mixup=float(kind == "mixup"))
+  cfg = config.override(cfg, {"augment.cutmix": float(kind == "cutmix")})
+  job = train.prepare(cfg)
+  hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
+  state = job.steps.init(hyper)
+  batch = {
+    "image": job.data.train.images[:8],
+    "label": job.data.train.labels[:8],
+    "row": np.arange(8, dtype=np.int32),
+    "weight": np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32),
+  }
+  other = {name: value.copy() for name, value in batch.items()}
+  other["image"][3] = 255 - other["image"][3]
+  other["label"][3] = (other["label"][3] + 1) % job.inputs.classes
+  (_, one), (_, two) = (job.steps.train_step(state, b, hyper) for b in (batch, other))
+  assert one["loss"] == two["loss"]
+  assert one["gradient_norm"] == two["gradient_norm"]
+
+
 def test_two_processes_then_one(tmp_path):
   """Two real processes train and save; one goes on; equal to one process all along."""
   changes = {"train__length": "20 steps", "optim__name": "sgd"}

@@ -1,8 +1,8 @@
 """Evaluation: every example once, counted and summed, divided once at the end.
 
 The device says of each example what the objective says (`losses`); the numbers that
-people report are taken from those in float64 here, so they do not depend on batch
-size, padding or devices.
+people report are taken from those in float64 here, so that batch size, padding and
+devices change them by the rounding of single examples at most.
 """
 
 import dataclasses

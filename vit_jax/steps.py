@@ -151,6 +151,7 @@ def make(
       batch["image"].astype(jnp.float32),
       jax.nn.one_hot(batch["label"], inputs.classes),
       hyper["augment"],
+      weight > 0,
     )
     batch = {**batch, "image": inputs.normalise(images), "target": targets}
 

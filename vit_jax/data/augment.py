@@ -42,7 +42,7 @@ _FIRST_MOVE = OPERATIONS.index("rotate")
 _GREY = (0.299, 0.587, 0.114)
 
 
-def augment(config: Augment, keys, images, labels, hyper):
+def augment(config: Augment, keys, images, labels, hyper, present=None):
   """Changes a batch of training images at random, and its labels with them.
 
   Mixing (mixup, CutMix) works on pairs: the partner of row i is row i ^ 1, that is
@@ -59,7 +59,7 @@ def augment(config: Augment, keys, images, labels, hyper):
 
   With both, each pair takes one of them, each with probability 1/2. A traced strength
   of 0 (a member of a population that does not mix) is exactly no mixing, and the other
-  kind then takes all pairs.
+  kind then takes all pairs. A pair with a row that is not present is not mixed.
 
   Args:
     config: decides which operations are in the program.
@@ -68,6 +68,7 @@ def augment(config: Augment, keys, images, labels, hyper):
     labels: float32 [B, K], rows sum to 1.
     hyper: traced scalars by name: "erasing" (probability), "mixup" and "cutmix" (Beta
       parameters); only those that `config` has on are read.
+    present: bool [B], false where a row only fills the batch; None: all are present.
 
   Returns:
     Images and labels of the same shape and type.
@@ -105,7 +106,7 @@ def augment(config: Augment, keys, images, labels, hyper):
       _tagged(keys, _ERASING), images, hyper["erasing"]
     )
   if config.mixup > 0 or config.cutmix > 0:
-    images, labels = _mix(config, keys, images, labels, hyper)
+    images, labels = _mix(config, keys, images, labels, hyper, present)
   return images, labels
 
 
@@ -241,7 +242,7 @@ def erase(key, image, probability):
   return jnp.where(inside[:, :, None], 0.0, image)
 
 
-def _mix(config, keys, images, labels, hyper):
+def _mix(config, keys, images, labels, hyper, present):
   b, h, w, _ = images.shape
   if b % 2:
     raise ValueError(
@@ -255,6 +256,10 @@ def _mix(config, keys, images, labels, hyper):
   pixel_weights, label_weights = jax.vmap(_weights, (0, None, None, None, None))(
     _tagged(even_keys, _MIX), h, w, mixup, cutmix
   )
+  if present is not None:
+    both = present.reshape(b // 2, 2).all(1)
+    pixel_weights = jnp.where(both[:, None, None], pixel_weights, 1.0)
+    label_weights = jnp.where(both, label_weights, 1.0)
   images = _mix_pairs(images, pixel_weights[:, None, :, :, None])
   return images, _mix_pairs(labels, label_weights[:, None, None])
 
