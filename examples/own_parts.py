@@ -7,16 +7,19 @@ to tell rings from discs, and evaluates it. What each part must offer is said in
 `train.run` (model), `losses` (loss) and `datasets.Dataset` (data).
 """
 
-import argparse
 import hashlib
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import flags
 
-from vit_jax import config, evaluate, losses, train
+from vit_jax import command, config, evaluate, losses, train
 from vit_jax.data import datasets
+
+flags.DEFINE_string("workdir", None, "run folder, made if missing")
+flags.DEFINE_string("length", "8 epochs", 'such as "20 steps"')
 
 
 class Mixer(nn.Module):
@@ -76,23 +79,22 @@ def dataset():
   )
 
 
-def main():
-  parser = argparse.ArgumentParser()
-  parser.add_argument("--workdir", required=True, help="run folder, made if missing")
-  parser.add_argument("--length", default="8 epochs", help='such as "20 steps"')
-  flags = parser.parse_args()
+def main(arguments):
+  del arguments
+  workdir = command.required("workdir")
+  command.prepare_jax()
   loss = losses.Classification(focal)
   parts = dict(model=Mixer(classes=2), loss=loss, data=dataset())
   settings = config.default()
   settings.data.batch_size = 64
   settings.optim.lr = 3e-3
-  settings.train.length = flags.length
+  settings.train.length = flags.FLAGS.length
   settings.train.eval_every = "0 steps"
   settings.train.steps_per_call = 10
-  train.run(settings, flags.workdir, **parts)
-  result = evaluate.run(flags.workdir, **parts)
+  train.run(settings, workdir, **parts)
+  result = evaluate.run(workdir, **parts)
   print(f"test accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}")
 
 
 if __name__ == "__main__":
-  main()
+  command.main(main, __doc__)

@@ -49,7 +49,7 @@ def prepare(name: str, folder: str | None) -> int:
   """Downloads and writes array_record files; returns the exit status."""
   if importlib.util.find_spec("tensorflow") is None:
     raise config.ConfigError(
-      "preparing a TFDS set needs TensorFlow: pip install 'vit_jax[prepare]' (training "
+      "preparing a TFDS set needs TensorFlow: pip install -e '.[prepare]' (training "
       "does not need it)"
     )
   import tensorflow_datasets as tfds

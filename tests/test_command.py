@@ -88,6 +88,46 @@ def test_a_bug_keeps_its_traceback(found, kind):
 
 
 @pytest.mark.parametrize(
+  "script, names",
+  [
+    ("train", ["--config", "--workdir", "--dry_run", "--profile"]),
+    ("evaluate", ["--workdir", "--step", "--ema", "--member", "--split", "--pictures"]),
+    ("predict", ["--workdir", "--member", "--top", "--out"]),
+  ],
+)
+def test_help_shows_all_flags_of_the_script(script, names):
+  done = subprocess.run(
+    [sys.executable, f"scripts/{script}.py", "--help"],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+  )
+  flags = [line.split(":")[0].strip() for line in done.stdout.splitlines()]
+  for name in names:
+    assert {name, name.replace("--", "--[no]")} & set(flags), (name, done.stdout)
+
+
+def test_a_reader_that_has_enough_is_no_error():
+  code = """
+import sys
+sys.argv = ["script.py"]
+from vit_jax import command
+command.main(lambda arguments: [print("x" * 100) for _ in range(5000)], "A script.")
+"""
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=ROOT,
+  )
+  process.stdout.readline()
+  process.stdout.close()
+  assert process.stderr.read() == ""
+  process.wait()
+
+
+@pytest.mark.parametrize(
   "script, arguments, word",
   [
     ("train", ["--config=configs/digits.py"], "--workdir is missing"),

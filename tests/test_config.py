@@ -770,7 +770,10 @@ def test_the_command_line(tmp_path):
   wrong.write_text("--config.model.widht=64\n")
   function = "def get_config():\n  c = config_lib.default()\n"
   bad = {
-    "name": (f"{function}  c.model.drpout = 1\n  return c", "dropout"),
+    "name": (
+      f"{function}  c.model.drpout = 1\n  return c",
+      "unknown setting 'drpout'; did you mean 'model.dropout'?",
+    ),
     "top": (f"{function}  c.lerning_rate = 1\n  return c", "lerning_rate"),
     "type": (f"{function}  c.model.patch = (8,)\n  return c", "model.patch=(8,)"),
     "undefined": (f"{function}  c.model.patch = eight\n  return c", "NameError: name"),

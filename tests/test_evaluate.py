@@ -178,6 +178,20 @@ def test_calibration_error(dtype):
   assert evaluate.calibration_error([0.5, 0.9], [True, False]) == pytest.approx(0.7)
 
 
+def test_a_value_of_ones_own_is_averaged_over_labelled_examples():
+  found = {
+    "label": np.array([0, 1, -1]),
+    "loss": np.ones(3),
+    "predicted": np.array([0, 1, 2]),
+    "confidence": np.ones(3),
+    "brier": np.array([1.0, 2.0, 30.0]),
+  }
+  assert evaluate.metrics(found)["brier"] == 1.5
+  assert evaluate.report(found, ("a", "b", "c"))["brier"] == 1.5
+  plain = {"label": np.array([-1, -1]), "loss": np.ones(2), "psnr": np.array([1.0, 4])}
+  assert evaluate.metrics(plain) == {"loss": 1.0, "psnr": 2.5}
+
+
 def test_top5_is_that_of_a_sort():
   """Of equal logits the lower class comes first, as in a stable sort."""
   draw = np.random.default_rng(0)

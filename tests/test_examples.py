@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from vit_jax import ConfigError, evaluate
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -29,3 +33,5 @@ def test_own_parts(tmp_path):
   assert said and float(said[1]) == round(written["accuracy"], 4)
   content = json.loads((tmp_path / "run/config.json").read_text())
   assert sorted(content["external"]) == ["data", "loss", "model"]
+  with pytest.raises(ConfigError, match=r"from Python: .*model=\.\.\., loss=\.\.\."):
+    evaluate.run(tmp_path / "run")

@@ -267,7 +267,7 @@ def test_classes_that_the_model_does_not_know_are_refused(tmp_path):
   with pytest.raises(ConfigError, match="no class of the model: z; it knows a, b"):
     load_for_classes(tmp_path, ("a", "b"))
   write_folder(tmp_path / "above", ["test/a/1.png", "train/a/1.png"])
-  with pytest.raises(ConfigError, match="try data.dir='.*above/test'"):
+  with pytest.raises(ConfigError, match="try .*above/test$"):
     load_for_classes(tmp_path / "above", ("a", "b"))
   write_folder(tmp_path / "flat", ["1.png", "2.png"])
   with pytest.raises(ConfigError, match="found 2 pictures with no class folder"):

@@ -31,3 +31,11 @@ def test_profile_of_the_calls_after_the_first(monkeypatch, tmp_path, calls, expe
   tracer.close()
   silent.close()
   assert seen == expected
+
+
+def test_a_run_of_one_call_says_that_it_has_no_profile(tmp_path, caplog):
+  tracer = meters.Tracer(tmp_path)
+  tracer.before(0)
+  tracer.after(20, ())
+  tracer.close()
+  assert "no profile" in caplog.text and not list(tmp_path.iterdir())

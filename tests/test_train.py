@@ -16,7 +16,7 @@ import tiny
 
 from vit_jax import checkpoint, config, devices, feed, lock, records, train
 from vit_jax.config import ConfigError
-from vit_jax.errors import Diverged
+from vit_jax.errors import Diverged, Stopped
 from vit_jax.loop import Loop
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -136,14 +136,51 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
     train__checkpoint_every="1 step",
     train__steps_per_call=1,
   )
-  with pytest.raises(Diverged, match=r"step \d+: loss .*\(examples \[") as error:
+  with pytest.raises(Diverged, match=r"step \d+: loss .*\(examples \d+, ") as error:
     train.run(cfg, tmp_path)
   step = int(str(error.value).split()[1].rstrip(":"))
   assert max(checkpoint.steps(tmp_path)) == step - 1
+  assert f"step {step - 1} is saved" in str(error.value)
   params = checkpoint.load_params(tmp_path)[0]
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
   status = records.read_status(tmp_path)
   assert status["state"] == "failed" and "Diverged" in status["message"]
+  assert status["step"] == step - 1
+
+
+def test_divergence_at_once_says_that_nothing_was_saved(tmp_path):
+  cfg = tiny.make(
+    optim__name="sgd", optim__lr=1e30, optim__clip_norm=None, train__steps_per_call=10
+  )
+  with pytest.raises(Diverged, match="nothing was saved before") as error:
+    train.run(cfg, tmp_path)
+  step = int(str(error.value).split()[1].rstrip(":"))
+  assert records.read_status(tmp_path)["step"] == step - 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_stops(tmp_path, monkeypatch, number):
+  """It is no failure, and the same call begins anew."""
+  first_state = Loop._first_state
+
+  def signalled(loop):
+    os.kill(os.getpid(), number)
+    time.sleep(10)
+    return first_state(loop)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Loop, "_first_state", signalled)
+    with pytest.raises(Stopped if number == signal.SIGTERM else KeyboardInterrupt):
+      train.run(tiny.make(), tmp_path)
+  status = records.read_status(tmp_path)
+  assert status["state"] == "stopped" and status["step"] == 0
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  train.run(tiny.make(), tmp_path)
+
+
+def test_a_partial_start_from_nothing_is_told(caplog):
+  train.prepare(tiny.make(init__partial=True))
+  assert "the run starts from random parameters" in caplog.text
 
 
 def test_steps_per_call_changes_no_bit(tmp_path):
@@ -196,14 +233,20 @@ def test_best_is_kept_apart_from_the_newest(tmp_path):
   assert path.name == str(best)
 
 
-def test_other_settings_are_refused_in_an_old_folder(tmp_path):
+def test_other_settings_are_refused_in_an_old_folder(tmp_path, capsys):
   train.run(tiny.make(), tmp_path)
   with pytest.raises(ConfigError, match="optim.lr was 0.01, is 0.5") as error:
     train.run(tiny.make(optim__lr=0.5), tmp_path)
   assert "--workdir" in str(error.value)
+  with pytest.raises(ConfigError, match=r"members were 0 \{\}, are .*'seed': 3"):
+    train.run(tiny.make(), tmp_path, members=[{"seed": 3}, {"seed": 4}])
+  with pytest.raises(ConfigError, match="model.patch was 4x4, is 2x2"):
+    train.run(tiny.make(model__patch=2), tmp_path)
   # Settings that change no number may differ; a finished run stays as it is.
+  capsys.readouterr()
   result = train.run(tiny.make(train__parallel="pmap"), tmp_path)
   assert 0 <= result["0"]["test/accuracy"] <= 1
+  assert "is done: 10 steps, nothing left to train" in capsys.readouterr().err
 
 
 def test_a_start_that_failed_leaves_no_claim(tmp_path):

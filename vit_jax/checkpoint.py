@@ -471,15 +471,21 @@ def check_parts(content, **given) -> None:
   """
   for name, part in given.items():
     if name in content["external"] and part is None:
-      raise ConfigError(f"this run was trained with its own {name}; pass it as {name}=")
+      raise _needs_parts(content, name)
+
+
+def _needs_parts(content, name):
+  parts = ", ".join(f"{part}=..." for part in content["external"])
+  return ConfigError(
+    f"this run was trained with its own {name}, which no script knows; from Python: "
+    f"evaluate.run(workdir, {parts})"
+  )
 
 
 def build_model(content):
   """Returns the model of a run from the content of its config.json."""
   if "model" in content["external"]:
-    raise ConfigError(
-      "this run was trained with a model from outside the package; pass it as model="
-    )
+    raise _needs_parts(content, "model")
   height, width, _ = content["data"]["shape"]
   image = config_lib.Pair(height, width)
   return models.build(content["config"], image, len(content["data"]["classes"]))

@@ -12,6 +12,7 @@
 import errno
 import logging as native_logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,9 @@ from vit_jax.config import Config, ConfigError
 from vit_jax.errors import Diverged, Stopped
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
+
+# Flags that are defined here belong to the script that asked for them: its --help.
+flags.disclaim_key_flags()
 
 CONFIG_HELP = (
   "file with get_config(); change single values by --config.model.stride=2, "
@@ -95,6 +99,10 @@ def main(function: Callable[[Sequence[str]], None], doc: str) -> None:
     except Diverged as error:
       _say(f"failed: {error}")
       sys.exit(FAILED)
+    except BrokenPipeError:
+      # Who read our output (head, say) has enough. Python would say so once more.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(FAILED)
     except OSError as error:
       if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
         _say(f"failed: {error}")
@@ -128,6 +136,10 @@ def _parse(arguments):
     _fail(head + rest.strip().splitlines()[-1] if trace else error)
   except Exception as error:
     # A config file is a program of the user, which absl runs while it reads the flags.
+    unknown = re.match(r"'?Key \"(\w+)\" does not exist", str(error))
+    if unknown:
+      hint = config_lib.nearest_setting(unknown[1])
+      _fail(f"--config: unknown setting {unknown[1]!r}{hint}")
     _fail(f"--config: {type(error).__name__}: {error}")
   return None
 

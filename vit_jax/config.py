@@ -34,6 +34,9 @@ class Pair:
   def __iter__(self):
     return iter((self.height, self.width))
 
+  def __str__(self):
+    return f"{self.height}x{self.width}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
@@ -392,6 +395,13 @@ def nearest(name: str, known) -> str:
   if close:
     return f"; did you mean {close[0]!r}?"
   return f"; known: {', '.join(known)}"
+
+
+def nearest_setting(leaf: str) -> str:
+  """Returns `nearest` of the last part of a setting's name, with the whole name."""
+  whole = {name.split(".")[-1]: name for name in names()}
+  close = difflib.get_close_matches(leaf, whole, n=1, cutoff=0.5)
+  return f"; did you mean {whole[close[0]]!r}?" if close else ""
 
 
 def _fields_as_references(node) -> dict[str, Any]:

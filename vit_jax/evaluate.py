@@ -73,16 +73,18 @@ def _padded(split, start, size):
 
 
 def metrics(values: dict) -> dict[str, float]:
-  """Returns the numbers that are logged: means over the labelled examples, fractions."""
-  known = values["label"] >= 0
-  if "predicted" not in values:
-    return {"loss": _mean(values["loss"])}
+  """Returns the numbers that are logged: of each value that the objective gives its
+  mean over the examples (the labelled ones, where classes are predicted), fractions."""
+  classifies = "predicted" in values
+  counted = values["label"] >= 0 if classifies else slice(None)
   out = {
-    "loss": _mean(values["loss"][known]),
-    "accuracy": _mean((values["predicted"] == values["label"])[known]),
+    name: _mean(value[counted])
+    for name, value in values.items()
+    if name not in ("label", "predicted", "confidence")
   }
-  if "top5" in values:
-    out["top5"] = _mean(values["top5"][known])
+  if classifies:
+    right = values["predicted"] == values["label"]
+    out = {"loss": out.pop("loss"), "accuracy": _mean(right[counted]), **out}
   return out
 
 

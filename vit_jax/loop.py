@@ -26,6 +26,7 @@ class Loop:
   def __init__(self, job, folder, status):
     self.job, self.folder, self.status = job, folder, status
     self.step = 0
+    self.saved = None  # step of the newest checkpoint
     self.layout = devices.make(job.config, job.steps, len(job.members))
     self.hypers = self.layout.put(job.hypers)
     self.metrics: dict[int, dict[str, float]] = {}  # last values, by member
@@ -35,7 +36,7 @@ class Loop:
   def go(self, *, wandb, profile):
     job, schedule = self.job, self.job.schedule
     state, begin = self._first_state()
-    self.step = begin
+    self.step, self.saved = begin, begin or None
     keep = checkpoint.Keep(
       job.config.train.keep, schedule.keep_every, job.config.train.best_metric
     )
@@ -54,6 +55,8 @@ class Loop:
       ) as tracer,
       self._signals(),
     ):
+      if progress and begin == schedule.total:
+        progress.note(f"{self.folder} is done: {begin} steps, nothing left to train")
       clock = meters.Clock(self.step)
       while self.step < schedule.total:
         tracer.before(self.step)
@@ -107,6 +110,7 @@ class Loop:
           writer.flush()
         meta = {"metrics": _finite(evaluated), "running": self.sums.running()}
         saver.save(step, self.layout.single(state), meta)
+        self.saved = step
     if stopping and not end:
       saver.wait()
       raise Stopped(f"{self.stop} at step {step}; the same command goes on from there")
@@ -169,7 +173,7 @@ class Loop:
     """Raises `Diverged` at the first step whose loss or gradient is not finite."""
     for first, values in history:
       for member, k in np.argwhere(values["finite"] == 0):
-        step = first + int(k)
+        self.step = step = first + int(k)
         losses_ = float(values["loss"][member, k])
         norm = float(values["gradient_norm"][member, k])
         where = (
@@ -177,10 +181,12 @@ class Loop:
           if len(self.job.members) > 1
           else ""
         )
+        kept = (
+          f"step {self.saved} is saved" if self.saved else "nothing was saved before"
+        )
         raise Diverged(
           f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
-          f"{self.source.examples(step, member)}); the last checkpoint is from before. "
-          "Try a lower optim.lr, a longer optim.warmup, or optim.clip_norm"
+          f"{_listed(self.source.examples(step, member))}); {kept}. Try a lower optim.lr, a longer optim.warmup, or optim.clip_norm"
         )
 
   @contextlib.contextmanager
@@ -223,6 +229,12 @@ def _main_only(make):
     return
   with make() as opened:
     yield opened
+
+
+def _listed(examples, most: int = 8) -> str:
+  """Returns the first few numbers of examples, and how many there are."""
+  first = ", ".join(str(n) for n in examples[:most])
+  return first if len(examples) <= most else f"{first}, ... {len(examples)} in all"
 
 
 def _finite(metrics):

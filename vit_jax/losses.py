@@ -8,7 +8,9 @@ An objective is an object with two methods (`Classification` is the model to cop
 `apply(images, keys=None, hyper=None)` is the model with its parameters; `batch` holds
 normalised `image` [B h w C], `label` int32 [B], `target` float32 [B K] (mixed labels,
 training only) and `row` int32 [B]; `keys` are one per example. The step takes
-weighted sums over examples and divides once, so an objective never averages.
+weighted sums over examples and divides once, so an objective never averages. What
+`train` and `evaluate` give is reported under its name; `predicted` and `confidence` of
+`evaluate` are for accuracy and calibration.
 """
 
 from collections.abc import Callable

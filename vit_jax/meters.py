@@ -1,6 +1,7 @@
 """Figures of a run while it runs: means between rows, seconds, profiles."""
 
 import contextlib
+import logging
 import time
 
 import jax
@@ -127,7 +128,12 @@ class Tracer:
       self.close()
 
   def close(self):
-    """Ends a profile that is being made."""
+    """Ends a profile that is being made, or says why there is none."""
     if self._begin is not None:
       jax.profiler.stop_trace()
       self._begin = None
+    elif self._folder is not None and self._calls < 2:
+      logging.warning(
+        "no profile: it begins with the second call of the program, and the run had one; "
+        "try a smaller train.steps_per_call"
+      )

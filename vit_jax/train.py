@@ -7,6 +7,7 @@
 import contextlib
 import dataclasses
 import logging
+import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -161,6 +162,10 @@ def prepare(
       f"train.best_metric={best!r} needs more than 5 classes, this data has "
       f"{len(found[0].classes)}; try val/accuracy"
     )
+  if base.init.partial and base.init.source is None:
+    logging.warning(
+      "init.partial=True, but init.source=None: the run starts from random parameters"
+    )
   shape = inputs(found[0])
   model = model or models.build(base, config.Pair(*shape.shape[:2]), shape.classes)
   sizes = dict(examples=len(found[0].train), batch_size=base.data.batch_size)
@@ -277,22 +282,44 @@ def run(
   """
   base = config.parse(base)
   folder = records.resolve(workdir)
-  job = prepare(base, members=members, names=names, model=model, loss=loss, data=data)
-  with _exclusive(folder):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(_stopped_at_once())
+    job = prepare(base, members=members, names=names, model=model, loss=loss, data=data)
+    stack.enter_context(_exclusive(folder))
     _write_identity(folder, job)
     status = records.Status(folder, main=jax.process_index() == 0)
     loop = Loop(job, folder, status)
     status.write("running", loop.step, job.schedule.total)
     try:
       result = loop.go(wandb=wandb, profile=profile)
-    except Stopped as stop:
-      status.write("stopped", loop.step, job.schedule.total, str(stop))
+    except (Stopped, KeyboardInterrupt) as stop:
+      status.write("stopped", loop.step, job.schedule.total, str(stop) or "Ctrl-C")
       raise
     except BaseException:
       status.write("failed", loop.step, job.schedule.total, traceback.format_exc())
       raise
     status.write("done", loop.step, job.schedule.total)
     return result
+
+
+@contextlib.contextmanager
+def _stopped_at_once():
+  """Until the loop takes over and after it, SIGTERM ends the run at once: there is
+  nothing to save."""
+
+  def stop(number, _):
+    name = signal.Signals(number).name
+    raise Stopped(f"{name} outside the steps; the same command goes on")
+
+  try:
+    old = signal.signal(signal.SIGTERM, stop)
+  except ValueError:  # not the main thread: signals are its caller's business
+    yield
+    return
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, old)
 
 
 def _exclusive(folder):
@@ -366,6 +393,10 @@ def _compare_versions(folder, environment):
     logging.warning("this run began with another version: %s", difference)
 
 
+def _described(members) -> str:
+  return ", ".join(f"{m['name']} {m['overrides']}" for m in members)
+
+
 def _compare_identity(folder, job, content, members):
   old = checkpoint.read_config(folder)
   was, now = old["config"], job.config
@@ -374,8 +405,11 @@ def _compare_identity(folder, job, content, members):
     for name in config.names()
     if name not in FREE and config.value(was, name) != config.value(now, name)
   ]
-  if checkpoint.read_members(folder) != members["members"]:
-    changed.append("the members are others")
+  old_members = checkpoint.read_members(folder)
+  if old_members != members["members"]:
+    changed.append(
+      f"members were {_described(old_members)}, are {_described(members['members'])}"
+    )
   if old["external"] != content["external"]:
     changed.append(f"parts from outside were {old['external']}")
   if changed:

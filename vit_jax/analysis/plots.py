@@ -1,5 +1,7 @@
 """Figures of a run. The only module that imports matplotlib (extra `plots`)."""
 
+import pathlib
+
 import numpy as np
 
 from vit_jax import checkpoint, config, models, records
@@ -11,12 +13,21 @@ def run(workdir, out) -> None:
   Args:
     workdir: run folder.
     out: image file; its ending says the format.
+
+  Raises:
+    ConfigError: no such run, or no such format.
   """
   import matplotlib
 
   matplotlib.use("Agg")
   from matplotlib import pyplot as plt
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+  out = pathlib.Path(out)
+  formats = sorted(FigureCanvasAgg.get_supported_filetypes())
+  if out.suffix[1:].lower() not in formats:
+    raise config.ConfigError(f"{out} ends in no format of {', '.join(formats)}")
+  out.parent.mkdir(parents=True, exist_ok=True)
   rows = records.read(workdir)
   content = checkpoint.read_config(workdir)
   figure, (loss, accuracy, seen) = plt.subplots(1, 3, figsize=(10, 2.8))

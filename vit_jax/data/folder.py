@@ -89,7 +89,7 @@ def load_for_classes(
     ]
     raise ConfigError(
       f"{root} has folders that are no class of the model: {_listed(unknown)}; it knows "
-      f"{_listed(classes)}" + (f"; try data.dir={below[0]!r}" if below else "")
+      f"{_listed(classes)}" + (f"; try {below[0]}" if below else "")
     )
   if not any(paths for name, paths in found.pictures.items() if name):
     raise ConfigError(f"{root} has no pictures in class folders; {_hint(root)}")
