@@ -155,7 +155,7 @@ def script():
 def test_prepare_without_tensorflow(monkeypatch, capsys):
   module = script()
   monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-  with pytest.raises(ConfigError, match=r"vit_jax\[prepare\]"):
+  with pytest.raises(ConfigError, match=r"-e '\.\[prepare\]'"):
     module.prepare("cifar10", None)
   assert module.check("synthetic", None) == 0
   assert "320 training and 160 test" in capsys.readouterr().out

@@ -162,6 +162,9 @@ def test_divergence_at_once_says_that_nothing_was_saved(tmp_path):
 def test_a_signal_before_the_first_step_stops(tmp_path, monkeypatch, number):
   """It is no failure, and the same call begins anew."""
   first_state = Loop._first_state
+  # What a job in the background ignores, an earlier program may have set.
+  before = signal.getsignal(signal.SIGTERM)
+  interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
 
   def signalled(loop):
     os.kill(os.getpid(), number)
@@ -170,11 +173,14 @@ def test_a_signal_before_the_first_step_stops(tmp_path, monkeypatch, number):
 
   with monkeypatch.context() as patch:
     patch.setattr(Loop, "_first_state", signalled)
-    with pytest.raises(Stopped if number == signal.SIGTERM else KeyboardInterrupt):
-      train.run(tiny.make(), tmp_path)
+    try:
+      with pytest.raises(Stopped if number == signal.SIGTERM else KeyboardInterrupt):
+        train.run(tiny.make(), tmp_path)
+    finally:
+      signal.signal(signal.SIGINT, interrupt)
   status = records.read_status(tmp_path)
   assert status["state"] == "stopped" and status["step"] == 0
-  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGTERM) == before
   train.run(tiny.make(), tmp_path)
 
 
