@@ -278,6 +278,17 @@ def test_resize_equals_shorter_side_then_centre_crop():
   np.testing.assert_allclose(turned, expected.transpose(1, 0, 2), atol=1)
 
 
+def test_resize_from_any_size():
+  """The box never leaves the image by rounding."""
+  whole = np.full((500, 500, 3), 77, np.uint8)
+  for n in range(200, 501):
+    for image in (whole[:n, :499], whole[:499, :n], whole[:n, :n]):
+      assert (images.resize(image, (224, 224)) == 77).all(), image.shape
+  for n in range(1, 40):
+    for size in ((32, 32), (7, 13), (13, 7)):
+      assert (images.resize(whole[:n, :17], size) == 77).all(), (n, size)
+
+
 def test_resize_smooths_what_it_cannot_show():
   checks = (np.indices((32, 32)).sum(0) % 2 * 255).astype(np.uint8)[..., None]
   small = images.resize(checks, (4, 4))

@@ -135,16 +135,14 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   height, width = size
   if (old_height, old_width) == (height, width):
     return image
-  scale = min(old_height / height, old_width / width)
-  box_height, box_width = height * scale, width * scale
+  # The side that is not cut is taken as it is: by way of a common scale, rounding could
+  # put the box a hair outside, which Pillow refuses.
+  if old_height * width <= old_width * height:
+    box_height, box_width = old_height, old_height * width / height
+  else:
+    box_height, box_width = old_width * height / width, old_width
   top, left = (old_height - box_height) / 2, (old_width - box_width) / 2
-  # Rounding may put the far edge a hair outside, which Pillow refuses.
-  box = (
-    left,
-    top,
-    min(left + box_width, old_width),
-    min(top + box_height, old_height),
-  )
+  box = (left, top, old_width - left, old_height - top)
 
   def scaled(plane):
     picture = Image.fromarray(np.ascontiguousarray(plane))
