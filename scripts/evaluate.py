@@ -29,12 +29,13 @@ def main(arguments):
     data_dir=f.data_dir,
     pictures=f.pictures,
   )
+  if f.out:
+    records.write_json(f.out, result)
   for name, value in result.items():
     if name not in ("schema", "confusion", "per_class"):
       print(f"{name:18} {value}")
   print(f"written to {evaluate.path(result, workdir)}")
   if f.out:
-    records.write_json(f.out, result)
     print(f"written to {f.out}")
 
 

@@ -124,7 +124,7 @@ command.main(lambda arguments: [print("x" * 100) for _ in range(5000)], "A scrip
   process.stdout.readline()
   process.stdout.close()
   assert process.stderr.read() == ""
-  process.wait()
+  assert process.wait() == 1
 
 
 @pytest.mark.parametrize(

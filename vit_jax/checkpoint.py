@@ -477,8 +477,8 @@ def check_parts(content, **given) -> None:
 def _needs_parts(content, name):
   parts = ", ".join(f"{part}=..." for part in content["external"])
   return ConfigError(
-    f"this run was trained with its own {name}, which no script knows; from Python: "
-    f"evaluate.run(workdir, {parts})"
+    f"this run was trained with its own {name}, which no script knows; pass it from "
+    f"Python: as in evaluate.run(workdir, {parts})"
   )
 
 

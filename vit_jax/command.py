@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | failed: a bug, a full disk, a run that diverged |
 | 2 | bad input: a flag, setting, file or folder that cannot be used |
-| 75 | stopped by a signal, state saved: queue the same command again |
+| 75 | stopped by a signal, all saved that there was: queue the same command again |
 | 130 | interrupted (Ctrl-C) where there is nothing to save, or a second time |
 """
 

@@ -398,10 +398,13 @@ def nearest(name: str, known) -> str:
 
 
 def nearest_setting(leaf: str) -> str:
-  """Returns `nearest` of the last part of a setting's name, with the whole name."""
-  whole = {name.split(".")[-1]: name for name in names()}
+  """Returns `nearest` where only the last part of a setting's name is known: with the
+  whole names, as several groups may have one."""
+  whole = {}
+  for name in names():
+    whole.setdefault(name.split(".")[-1], []).append(repr(name))
   close = difflib.get_close_matches(leaf, whole, n=1, cutoff=0.5)
-  return f"; did you mean {whole[close[0]]!r}?" if close else ""
+  return f"; did you mean {' or '.join(whole[close[0]])}?" if close else ""
 
 
 def _fields_as_references(node) -> dict[str, Any]:

@@ -8,9 +8,18 @@ import signal
 import jax
 import numpy as np
 
-from vit_jax import checkpoint, devices, evaluate, feed, meters, records, transfer
+from vit_jax import (
+  checkpoint,
+  devices,
+  evaluate,
+  feed,
+  meters,
+  records,
+  signals,
+  transfer,
+)
 from vit_jax.config import ConfigError
-from vit_jax.errors import Diverged, Stopped
+from vit_jax.errors import Diverged, Stopped, listed
 from vit_jax.progress import Progress
 
 
@@ -173,7 +182,7 @@ class Loop:
     """Raises `Diverged` at the first step whose loss or gradient is not finite."""
     for first, values in history:
       for member, k in np.argwhere(values["finite"] == 0):
-        self.step = step = first + int(k)
+        self.step = step = first + int(k)  # the good steps, which the status tells
         losses_ = float(values["loss"][member, k])
         norm = float(values["gradient_norm"][member, k])
         where = (
@@ -186,28 +195,20 @@ class Loop:
         )
         raise Diverged(
           f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
-          f"{_listed(self.source.examples(step, member))}); {kept}. Try a lower optim.lr, a longer optim.warmup, or optim.clip_norm"
+          f"{listed(self.source.examples(step, member))}); {kept}. Try a lower "
+          "optim.lr, a longer optim.warmup, or optim.clip_norm"
         )
 
   @contextlib.contextmanager
   def _signals(self):
     """Notes SIGTERM and the first Ctrl-C; a second Ctrl-C interrupts at once."""
 
-    def note(number, _):
-      self.stop = signal.Signals(number).name
+    def note(name):
+      self.stop = name
       signal.signal(signal.SIGINT, old[signal.SIGINT])
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    try:
-      old = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not the main thread: signals are its caller's business
+    with signals.handled(note, signal.SIGTERM, signal.SIGINT) as old:
       yield
-      return
-    try:
-      yield
-    finally:
-      for number, handler in old.items():
-        signal.signal(number, handler)
 
   def _asked_to_stop(self) -> bool:
     """Whether any process got a signal; all of them answer alike."""
@@ -229,12 +230,6 @@ def _main_only(make):
     return
   with make() as opened:
     yield opened
-
-
-def _listed(examples, most: int = 8) -> str:
-  """Returns the first few numbers of examples, and how many there are."""
-  first = ", ".join(str(n) for n in examples[:most])
-  return first if len(examples) <= most else f"{first}, ... {len(examples)} in all"
 
 
 def _finite(metrics):

@@ -134,6 +134,6 @@ class Tracer:
       self._begin = None
     elif self._folder is not None and self._calls < 2:
       logging.warning(
-        "no profile: it begins with the second call of the program, and the run had one; "
+        "no profile: it begins with the second call of the program, which did not come; "
         "try a smaller train.steps_per_call"
       )

@@ -293,9 +293,9 @@ def _muon(config):
   """Muon (Jordan et al. 2024) for the matrices of blocks, Adam for all else.
 
   The momentum of a matrix (with Nesterov's step, and corrected for its start from zero
-  as Adam's is, which Jordan's is not) is replaced by the nearest matrix
-  whose singular values are all near 1, times 0.2 sqrt(max(rows, columns)) (Liu et al.
-  2025): entries then have the root mean square that Adam's usually have, so that one
+  as Adam's is, which Jordan's is not) is replaced by the nearest matrix whose singular
+  values are all near 1, times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025): entries
+  then have the root mean square that Adam's usually have, so that one
   learning rate and one weight decay serve both.
   """
   adam = _adam(config)

@@ -25,6 +25,7 @@ from vit_jax import (
   optim,
   provenance,
   records,
+  signals,
   steps,
 )
 from vit_jax.config import Config, ConfigError
@@ -277,13 +278,13 @@ def run(
 
   Raises:
     ConfigError: settings or a folder that cannot be used.
-    Stopped: SIGTERM or Ctrl-C; the state is saved, the same call goes on.
+    Stopped: SIGTERM or Ctrl-C; what there was to save is saved, the same call goes on.
     Diverged: a loss or gradient was not finite; the last good checkpoint stays.
   """
   base = config.parse(base)
   folder = records.resolve(workdir)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(_stopped_at_once())
+    stack.enter_context(signals.handled(_stop_at_once, signal.SIGTERM))
     job = prepare(base, members=members, names=names, model=model, loss=loss, data=data)
     stack.enter_context(_exclusive(folder))
     _write_identity(folder, job)
@@ -302,24 +303,9 @@ def run(
     return result
 
 
-@contextlib.contextmanager
-def _stopped_at_once():
-  """Until the loop takes over and after it, SIGTERM ends the run at once: there is
-  nothing to save."""
-
-  def stop(number, _):
-    name = signal.Signals(number).name
-    raise Stopped(f"{name} outside the steps; the same command goes on")
-
-  try:
-    old = signal.signal(signal.SIGTERM, stop)
-  except ValueError:  # not the main thread: signals are its caller's business
-    yield
-    return
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, old)
+def _stop_at_once(name):
+  """What SIGTERM does before the steps and after them: there is nothing to save."""
+  raise Stopped(f"{name} outside the steps; the same command goes on")
 
 
 def _exclusive(folder):

@@ -27,7 +27,6 @@ def run(workdir, out) -> None:
   formats = sorted(FigureCanvasAgg.get_supported_filetypes())
   if out.suffix[1:].lower() not in formats:
     raise config.ConfigError(f"{out} ends in no format of {', '.join(formats)}")
-  out.parent.mkdir(parents=True, exist_ok=True)
   rows = records.read(workdir)
   content = checkpoint.read_config(workdir)
   figure, (loss, accuracy, seen) = plt.subplots(1, 3, figsize=(10, 2.8))
@@ -60,5 +59,6 @@ def run(workdir, out) -> None:
   else:  # a model from outside
     seen.set_axis_off()
   figure.tight_layout()
+  out.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(out, dpi=110)
   plt.close(figure)

@@ -20,6 +20,7 @@ from vit_jax.config import ConfigError
 from vit_jax.data import images as pictures
 from vit_jax.data import lazy
 from vit_jax.data.split import Dataset, Split
+from vit_jax.errors import listed
 
 
 def load(data: config.Data, seed: int) -> Dataset:
@@ -88,8 +89,8 @@ def load_for_classes(
       str(root / name) for name in ("test", "val", "validation") if name in unknown
     ]
     raise ConfigError(
-      f"{root} has folders that are no class of the model: {_listed(unknown)}; it knows "
-      f"{_listed(classes)}" + (f"; try {below[0]}" if below else "")
+      f"{root} has folders that are no class of the model: {listed(unknown)}; it knows "
+      f"{listed(classes)}" + (f"; try {below[0]}" if below else "")
     )
   if not any(paths for name, paths in found.pictures.items() if name):
     raise ConfigError(f"{root} has no pictures in class folders; {_hint(root)}")
@@ -187,7 +188,7 @@ def find(root: str | os.PathLike) -> dict[str, Found]:
     roles = {"train": "train", "test": validation[0]}
   else:
     raise ConfigError(
-      f"data.dir={str(root)!r} has only {_listed(inside)}: {layout}; {_hint(root)}"
+      f"data.dir={str(root)!r} has only {listed(inside)}: {layout}; {_hint(root)}"
     )
   tree = {role: _found(root / name) for role, name in roles.items()}
   train = tree["train"]
@@ -195,7 +196,7 @@ def find(root: str | os.PathLike) -> dict[str, Found]:
   if len(classes) < 2:
     loose = len(train.pictures[""]) if "" in train.pictures else 0
     raise ConfigError(
-      f"{train.path} has {len(classes)} class folders ({_listed(classes)}) and {loose} "
+      f"{train.path} has {len(classes)} class folders ({listed(classes)}) and {loose} "
       f"pictures outside them; expected two classes or more: {layout}"
     )
   if "" in train.pictures:
@@ -213,8 +214,8 @@ def find(root: str | os.PathLike) -> dict[str, Found]:
     extra = sorted(set(found.pictures) - set(classes) - {""})
     if extra:
       raise ConfigError(
-        f"{found.path} has classes that train/ lacks: {_listed(extra)}; train/ has "
-        f"{_listed(classes)}"
+        f"{found.path} has classes that train/ lacks: {listed(extra)}; train/ has "
+        f"{listed(classes)}"
       )
     if not any(found.pictures.values()):
       raise ConfigError(f"{role} folder {found.path} has no pictures")
@@ -274,13 +275,7 @@ def _hint(root):
     return f"found {loose} pictures with no class folder"
   if root.name == "train":
     return f"try data.dir={str(root.parent)!r}"
-  return f"found folders: {_listed([p.name for p in inside])}"
-
-
-def _listed(names):
-  names = list(names)
-  more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-  return (", ".join(names[:10]) + more) or "none"
+  return f"found folders: {listed([p.name for p in inside])}"
 
 
 def _common_size(paths):
