@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_collections
 from absl import app, flags, logging
@@ -39,6 +40,16 @@ CONFIG_HELP = (
 def define_config() -> None:
   """Adds the flag --config, with --config.NAME=VALUE for every setting."""
   config_flags.DEFINE_config_file("config", None, CONFIG_HELP)
+
+
+def define_settings() -> None:
+  """Adds --config.NAME=VALUE for every setting, without a file to start from."""
+  config_flags.DEFINE_config_dict("config", config_lib.default(), "change settings")
+
+
+def changed_settings() -> dict[str, Any]:
+  """Returns the settings that flags have changed, by dotted name."""
+  return dict(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def parsed_config() -> Config:

@@ -39,7 +39,7 @@ def environment() -> dict[str, Any]:
     "python": platform.python_version(),
     "platform": platform.platform(),
     "host": socket.gethostname(),
-    "packages": {name: _version(name) for name in PACKAGES},
+    "packages": {name: version(name) for name in PACKAGES},
     "git": _git(),
     "devices": {
       "platform": devices[0].platform,
@@ -84,7 +84,8 @@ def _or_none(value):
   return "none" if value is None else value
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+  """Returns the version of an installed package, None if it is not there."""
   try:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,162 @@
+"""Training and evaluation steps of our model beside those of others."""
+
+import numpy as np
+
+from vit_jax.bench import limits, peers, race, report, sizes
+from vit_jax.bench.race import Contender, Runner
+from vit_jax.config import override
+from vit_jax.data import arrays
+from vit_jax.data.split import Split
+from vit_jax.models import cost
+
+OURS = "vit_jax"
+PRODUCT, COPY = "limit: matrix product", "limit: copy"
+
+
+def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
+  """Times training or evaluation of one size.
+
+  Args:
+    what: "train" or "eval".
+    size: one of `sizes.SIZES`.
+    rounds: turns of the race.
+    steps: steps, or batches, of a round.
+    changes: settings on top of those of the size.
+    only: names of the peers; None: all.
+
+  Raises:
+    ConfigError: no such size or setting.
+  """
+  train = what == "train"
+  config, classes = sizes.make(size, changes)
+  arguments = (config, classes, steps, train)
+  needs = ("jax", "vit_jax.train")
+  starts = {OURS: lambda: Contender(ours, *arguments, needs=needs)}
+  for name, (make, needs) in peers.PEERS.items():
+    if only is None or name in only:
+      starts[name] = lambda make=make, needs=needs: Contender(
+        make, *arguments, needs=needs
+      )
+  starts[PRODUCT] = lambda: limits.product(config.model.dtype)
+  starts[COPY] = limits.copy
+  field = race.contenders(starts, OURS)
+  seconds = race.race(field, rounds)
+  peaks = {name: c.peak() for name, c in field.items() if name not in (PRODUCT, COPY)}
+  facts = {name: dict(contender.facts) for name, contender in field.items()}
+  for contender in field.values():
+    contender.close()
+
+  images = config.data.batch_size * steps
+  rate = [facts[PRODUCT]["flops"] / s for s in seconds[PRODUCT]]
+  bandwidth = [facts[COPY]["bytes"] / s for s in seconds[COPY]]
+  flops = images * _flops_per_image(config, classes, train)
+  rows = []
+  for name, peak in peaks.items():
+    speed = [images / s for s in seconds[name]]
+    share = [flops / s / r for s, r in zip(seconds[name], rate, strict=True)]
+    ratio = race.ratios(seconds[OURS], seconds[name])
+    rows.append(
+      {
+        "contender": name,
+        "parameters": facts[name]["parameters"],
+        "images/s": race.spread(speed),
+        "we are x times as fast": None if name == OURS else race.spread(ratio),
+        "share of the product rate": race.spread(share),
+        "peak MiB": None if peak is None else peak / 2**20,
+      }
+    )
+  return report.Result(
+    name=f"{what}-{size}",
+    title=f"{what} of {size}: batch {config.data.batch_size}, {config.model.dtype}",
+    rows=rows,
+    limits={
+      "matrix product, GFLOP/s": race.spread([r / 1e9 for r in rate]),
+      "copy, GB/s read and written": race.spread([b / 1e9 for b in bandwidth]),
+      "ms of a step at the product rate": race.spread(
+        [1e3 * flops / steps / r for r in rate]
+      ),
+    },
+    notes={
+      "tokens": cost.tokens(config.model, sizes.geometry(config)),
+      "GFLOP of a step, our formulas": flops / steps / 1e9,
+      "the compiler's count / ours": facts[OURS]["counted"] / (flops / steps),
+      "settings": dict(changes),
+      "rounds": rounds,
+      "steps of a round": steps,
+    },
+    raw={"seconds of each round": seconds},
+  )
+
+
+def ours(config, classes, steps, train):
+  """Our own program, whole: in training batches gathered from the resident data,
+  augmentation, metrics and optimizer; in evaluation the values of each example."""
+  import jax
+  import numpy as np
+
+  from vit_jax import devices, feed
+  from vit_jax import train as training
+
+  config = override(config, {"train.steps_per_call": steps})
+  job = training.prepare(config, data=_data(config, classes))
+  layout = devices.make(config, job.steps, 1)
+  hypers = layout.put(job.hypers)
+  state = layout.init(job.hypers)
+  size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+  source = feed.make(job, layout, 0)
+  batch = layout.put(_batch(job.data.train, config.data.batch_size), 0)
+
+  def go_train():
+    nonlocal state
+    chosen, count = source.next(0, steps), np.int32(steps)
+    state, _ = layout.train(state, chosen, hypers, *source.data, count)
+    jax.block_until_ready(state)
+
+  def go_evaluate():
+    for _ in range(steps):
+      values = layout.evaluate(state["params"], hypers, {}, batch)
+    jax.block_until_ready(values)
+
+  facts = {"parameters": size, "counted": _counted(job, batch, train)}
+  return Runner(go_train if train else go_evaluate, facts)
+
+
+def _counted(job, batch, train):
+  """Returns the FLOPs of one step as the compiler counts them: that of one member, not
+  the program that loops over steps, whose body it would count once."""
+  import jax
+
+  hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
+  state = jax.eval_shape(job.steps.init, hyper)
+  if train:
+    batch = batch | {"weight": np.ones(len(batch["row"]), np.float32)}
+    program = jax.jit(job.steps.train_step).lower(state, batch, hyper)
+  else:
+    program = jax.jit(job.steps.eval_step).lower(state["params"], batch, hyper)
+  return program.cost_analysis()["flops"]
+
+
+def _flops_per_image(config, classes, train):
+  """Two a multiply-accumulate; the backward pass has twice those of the forward pass."""
+  parts = cost.macs(config.model, sizes.geometry(config), sizes.CHANNELS, classes)
+  return 2 * sum(parts.values()) * (3 if train else 1)
+
+
+def _data(config, classes):
+  """Returns random pixels, enough for a batch."""
+  random = np.random.default_rng(0)
+  count = max(256, config.data.batch_size)
+  images = random.integers(
+    0, 256, (count, *config.data.image_size, sizes.CHANNELS), np.uint8
+  )
+  part = Split(images, (np.arange(count) % classes).astype(np.int32))
+  names = tuple(map(str, range(classes)))
+  return arrays.in_memory("random", part, part, names, ((0.5,) * 3, (0.5,) * 3))
+
+
+def _batch(split, size):
+  return {
+    "image": split.images[:size],
+    "label": split.labels[:size],
+    "row": np.arange(size, dtype=np.int32),
+  }

@@ -1,0 +1,57 @@
+"""The models that are compared, as our own settings; peers are built from the same."""
+
+from vit_jax import config, models
+from vit_jax.config import Config, ConfigError
+from vit_jax.models import patches
+
+# Reference: 65 tokens. Overlap: the same patches at half the stride, 257 tokens.
+_REFERENCE = {"data.image_size": 32, "data.batch_size": 128}
+SIZES = {
+  "reference": (_REFERENCE, 10),
+  "overlap": (_REFERENCE | {"model.stride": 2, "model.pad": 1}, 10),
+  "vit_s16": (
+    {
+      "data.image_size": 224,
+      "data.batch_size": 8,
+      "model.patch": 16,
+      "model.width": 384,
+      "model.depth": 12,
+      "model.heads": 6,
+    },
+    1000,
+  ),
+  "vit_b16": (
+    {
+      "data.image_size": 224,
+      "data.batch_size": 128,
+      "model.patch": 16,
+      "model.width": 768,
+      "model.depth": 12,
+      "model.heads": 12,
+    },
+    1000,
+  ),
+}
+CHANNELS = 3
+
+
+def make(name: str, changes=()) -> tuple[Config, int]:
+  """Returns the configuration of a size, and its number of classes.
+
+  Args:
+    name: one of `SIZES`.
+    changes: settings on top, by dotted name.
+
+  Raises:
+    ConfigError: no such size.
+  """
+  if name not in SIZES:
+    raise ConfigError(f"--size={name}: expected one of {', '.join(SIZES)}")
+  settings, classes = SIZES[name]
+  fixed = {"data.name": "synthetic", "train.length": "100000 steps"}
+  return config.override(Config(), fixed | settings | dict(changes)), classes
+
+
+def geometry(size: Config) -> patches.Geometry:
+  """Returns where the patches of a size lie."""
+  return models.geometry(size.model, size.data.image_size)
