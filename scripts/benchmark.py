@@ -1,32 +1,45 @@
 """Times vit_jax beside what people would take instead, and the limit of the machine.
 
-    pip install -e '.[bench]'
+    pip install -e '.[bench,plots]'
     python scripts/benchmark.py train --size=reference --out=benchmarks
 
-What can be timed: train and eval (steps of a model), attention (operators), data
-(reading pictures), startup (import, --help, the first step), overhead (what a run does
-beside its steps), population (eight members in one program). Every contender has a
-process of its own, and they take turns; what counts are ratios, turn by turn. Peers that
-are not installed are left out with a word. Results: a table, and with --out a JSON file,
-the table in Markdown and a figure. docs/speed.md holds what was found.
+| what | it times |
+|---|---|
+| train | training steps of a model (--size), beside timm, vit-pytorch, equimo, plain Flax |
+| eval | evaluation of batches of it, beside the same |
+| attention | the operators, forward and backward, over --tokens |
+| data | reading JPEG files, beside PyTorch's loader and decoding alone |
+| startup | imports, --help, the first step; all compiled before, and nothing |
+| overhead | what a run of digits does beside its steps |
+| population | eight seeds in one program against eight runs, of --lengths |
+
+Every contender has a process of its own, and they take turns; what counts are ratios,
+turn by turn, stated as median (least to most). Peers that are not installed are left
+out with a word. The result is a table; with --out also NAME.json (every reading, machine,
+versions, commit), NAME.md and, with matplotlib, NAME.png. docs/speed.md holds what was
+found.
 """
 
 from absl import flags
 
-from vit_jax import command
-from vit_jax.bench import models, report
+from vit_jax import command, config
+from vit_jax.bench import report, sizes
 
-flags.DEFINE_string("size", "reference", "train, eval: reference, overlap, vit_s16 ...")
-flags.DEFINE_integer("rounds", 7, "rounds of each contender", lower_bound=1)
-flags.DEFINE_integer("steps", 8, "steps of a round", lower_bound=1)
-flags.DEFINE_list("peers", None, "names of the peers; all, unless given")
-command.define_settings()
+flags.DEFINE_enum("size", "reference", list(sizes.SIZES), "train, eval: the model")
+flags.DEFINE_integer("rounds", 7, "turns that each contender takes", lower_bound=1)
+flags.DEFINE_integer("steps", 8, "train, eval: steps of a turn", lower_bound=1)
+flags.DEFINE_list("peers", None, "train, eval: names of the peers; all, unless given")
+flags.DEFINE_list("tokens", ["65", "257", "1025"], "attention: lengths of sequences")
+flags.DEFINE_list("lengths", ["5 epochs", "20 epochs"], "population: of the runs")
 flags.DEFINE_string("out", None, "folder for the results")
+command.define_settings()
 
 
-def _step(what):
+def _model_steps(what):
+  from vit_jax.bench import model_steps
+
   f = flags.FLAGS
-  return models.run(
+  return model_steps.run(
     what,
     size=f.size,
     rounds=f.rounds,
@@ -36,18 +49,56 @@ def _step(what):
   )
 
 
+def _attention():
+  from vit_jax.bench import operators
+
+  tokens = flags.FLAGS.tokens
+  if not all(n.isdecimal() and int(n) for n in tokens):
+    raise command.ConfigError(f"--tokens={','.join(tokens)}: expected numbers above 0")
+  return operators.run([int(n) for n in tokens], flags.FLAGS.rounds)
+
+
+def _data():
+  from vit_jax.bench import pipeline
+
+  return pipeline.run(flags.FLAGS.rounds)
+
+
+def _startup():
+  from vit_jax.bench import startup
+
+  return startup.run(flags.FLAGS.rounds)
+
+
+def _overhead():
+  command.prepare_jax()
+  from vit_jax.bench import overhead
+
+  return overhead.run(command.changed_settings(), flags.FLAGS.rounds)
+
+
+def _population():
+  from vit_jax.bench import populations
+
+  return populations.run(flags.FLAGS.lengths, flags.FLAGS.rounds)
+
+
 SUBJECTS = {
-  "train": lambda: _step("train"),
-  "eval": lambda: _step("eval"),
+  "train": lambda: _model_steps("train"),
+  "eval": lambda: _model_steps("eval"),
+  "attention": _attention,
+  "data": _data,
+  "startup": _startup,
+  "overhead": _overhead,
+  "population": _population,
 }
 
 
 def main(arguments):
   if len(arguments) != 1 or arguments[0] not in SUBJECTS:
-    raise command.ConfigError(
-      f"what to time: {' '.join(arguments) or 'nothing'}; expected one of "
-      f"{', '.join(SUBJECTS)}"
-    )
+    given = " ".join(arguments)
+    hint = config.nearest(given, SUBJECTS) if given else f": {', '.join(SUBJECTS)}"
+    raise command.ConfigError(f"what to time: {given or 'nothing'}{hint}")
   report.write(SUBJECTS[arguments[0]](), flags.FLAGS.out)
 
 

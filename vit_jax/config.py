@@ -100,7 +100,7 @@ class Model:
   qk_norm: bool = False
   # "dense" forms the weights (float32 softmax); "fused" calls
   # jax.nn.dot_product_attention.
-  attention: Literal["dense", "fused"] = "dense"
+  attention: Literal["dense", "chunked", "fused"] = "dense"
   # Multiplier of the scores: "rsqrt" is 1/sqrt(head channels), "none" is 1.
   scale: float | Literal["rsqrt", "none"] = "rsqrt"
   # Compile one block and loop over depth: faster to compile, slower on a CPU.

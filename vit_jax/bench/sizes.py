@@ -1,5 +1,8 @@
 """The models that are compared, as our own settings; peers are built from the same."""
 
+import importlib.util
+import pathlib
+
 from vit_jax import config, models
 from vit_jax.config import Config, ConfigError
 from vit_jax.models import patches
@@ -33,6 +36,8 @@ SIZES = {
   ),
 }
 CHANNELS = 3
+ROOT = pathlib.Path(__file__).parents[2]
+DIGITS = ROOT / "configs" / "digits.py"
 
 
 def make(name: str, changes=()) -> tuple[Config, int]:
@@ -50,6 +55,14 @@ def make(name: str, changes=()) -> tuple[Config, int]:
   settings, classes = SIZES[name]
   fixed = {"data.name": "synthetic", "train.length": "100000 steps"}
   return config.override(Config(), fixed | settings | dict(changes)), classes
+
+
+def digits() -> Config:
+  """Returns configs/digits.py, the run that is timed as a whole."""
+  spec = importlib.util.spec_from_file_location("digits", DIGITS)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return config.parse(module.get_config())
 
 
 def geometry(size: Config) -> patches.Geometry:

@@ -113,7 +113,7 @@ class Decoder(nn.Module):
     scale = vit.traceable(c)["scale"]
     for i in range(c.depth):
       x = vit.Block(c, name=f"block_{i}")(x, scale)
-    x = vit.layer_norm("norm")(x[:, prefix:])
+    x = vit.LayerNorm(name="norm")(x[:, prefix:])
     return vit.Linear(pixels, "float32", name="pixels")(x)
 
 

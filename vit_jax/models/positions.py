@@ -42,10 +42,10 @@ def rope_angles(grid: Pair, channels: int, base: float = 100.0) -> np.ndarray:
 
 
 def rotate(
-  x: Float[Array, "B H T d"], angles: Float[Array, "b T half"]
-) -> Float[Array, "B H T d"]:
+  x: Float[Array, "B T H d"], angles: Float[Array, "b T half"]
+) -> Float[Array, "B T H d"]:
   """Turns channel pairs (i, i + d/2) of x by the angles (Su et al. 2021)."""
-  cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  cos, sin = (f(angles)[:, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
   first, second = jnp.split(x, 2, axis=-1)
   return jnp.concatenate(
     [first * cos - second * sin, second * cos + first * sin], axis=-1

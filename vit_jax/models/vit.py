@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import config as config_lib
-from vit_jax.models import attention, patches, positions
+from vit_jax.models import attention, ops, patches, positions
 from vit_jax.models.noise import Noise, drop_path, dropout
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -44,7 +44,7 @@ class ViT(nn.Module):
         "positions", nn.initializers.normal(0.02), (rows, width)
       )
     self.block = [Block(c) for _ in range(c.depth)]
-    self.norm = layer_norm()
+    self.norm = LayerNorm()
     if c.pool == "map":
       self.pool = AttentionPool(c)
     self.head = nn.Dense(self.classes, kernel_init=nn.initializers.zeros)
@@ -172,10 +172,10 @@ class Block(nn.Module):
     self, x: Float[Array, "B T D"], scale, noise: Noise | None = None, rotation=None
   ) -> Float[Array, "B T D"]:
     c = self.config
-    y = layer_norm("norm_attention")(x).astype(x.dtype)
+    y = LayerNorm(name="norm_attention")(x).astype(x.dtype)
     y = Attention(c, name="attention")(y, scale, rotation)
     x = x + self._branch(y, "scale_attention", noise and noise.of(0))
-    y = layer_norm("norm_mlp")(x).astype(x.dtype)
+    y = LayerNorm(name="norm_mlp")(x).astype(x.dtype)
     y = MLP(c, name="mlp")(y, noise and noise.of(1))
     return x + self._branch(y, "scale_mlp", noise and noise.of(2))
 
@@ -204,8 +204,8 @@ class Attention(nn.Module):
     c = self.config
     q, k, v = (to_heads(c, name)(x) for name in ("query", "key", "value"))
     if c.qk_norm:
-      q = layer_norm("query_norm", use_bias=False)(q).astype(x.dtype)
-      k = layer_norm("key_norm", use_bias=False)(k).astype(x.dtype)
+      q = LayerNorm(use_bias=False, name="query_norm")(q).astype(x.dtype)
+      k = LayerNorm(use_bias=False, name="key_norm")(k).astype(x.dtype)
     if rotation is not None:
       q, k = positions.rotate(q, rotation), positions.rotate(k, rotation)
     if self.is_mutable_collection("intermediates"):
@@ -225,14 +225,16 @@ class MLP(nn.Module):
   ) -> Float[Array, "B T D"]:
     c = self.config
     hidden = round(c.width * c.mlp_ratio)
+    down = Linear(c.width, c.dtype, name="down")
     up = Linear(hidden, c.dtype, name="up")(x)
+    noisy = noise is not None and c.dropout > 0
+    if c.mlp == "gelu" and not noisy:
+      return down(up, ops.gelu_matmul)
     if c.mlp == "swiglu":
       x = nn.silu(Linear(hidden, c.dtype, name="gate")(x)) * up
     else:
       x = nn.gelu(up, approximate=c.mlp == "gelu")
-    if noise is not None and c.dropout > 0:
-      x = dropout(x, noise)
-    return Linear(c.width, c.dtype, name="down")(x)
+    return down(dropout(x, noise) if noisy else x)
 
 
 class AttentionPool(nn.Module):
@@ -251,30 +253,8 @@ class AttentionPool(nn.Module):
     if self.is_mutable_collection("intermediates"):
       self.sow("intermediates", "weights", attention.weights(q, k, scale=scale))
     x = from_heads(c, "out")(attention.dense(q, k, v, scale=scale))
-    y = layer_norm("norm")(x).astype(x.dtype)
+    y = LayerNorm(name="norm")(x).astype(x.dtype)
     return (x + MLP(c, name="mlp")(y))[:, 0].astype(jnp.float32)
-
-
-@jax.custom_vjp
-def matmul(x: Float[Array, "*b I"], kernel: Float[Array, "I O"]):
-  """Returns x @ kernel, with the gradient of the kernel as one flat product, made
-  transposed: dy^T x is the form that XLA on a CPU is fastest at. For `jax.grad`, not
-  `jax.jvp`."""
-  return x @ kernel
-
-
-def _matmul_forward(x, kernel):
-  return x @ kernel, (x, kernel)
-
-
-def _matmul_backward(residuals, dy):
-  x, kernel = residuals
-  flat_x = x.reshape(-1, x.shape[-1])
-  flat_dy = dy.reshape(-1, dy.shape[-1])
-  return dy @ kernel.T, jnp.einsum("ro,ri->oi", flat_dy, flat_x).T
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Linear(nn.Module):
@@ -284,14 +264,15 @@ class Linear(nn.Module):
   dtype: str
 
   @nn.compact
-  def __call__(self, x: Float[Array, "B N I"]) -> Float[Array, "B N O"]:
+  def __call__(
+    self, x: Float[Array, "B N I"], product=ops.matmul
+  ) -> Float[Array, "B N O"]:
     shape = (x.shape[-1], self.features)
     kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     dtype = DTYPES[self.dtype]
-    return (
-      matmul(x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)[None, None]
-    )
+    y = product(x.astype(dtype), kernel.astype(dtype))
+    return y + bias.astype(dtype)[None, None]
 
 
 class ToHeads(nn.Module):
@@ -301,7 +282,7 @@ class ToHeads(nn.Module):
   dtype: str
 
   @nn.compact
-  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T d"]:
+  def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H d"]:
     batch, tokens, width = x.shape
     shape = (width, self.heads, width // self.heads)
     kernel = self.param("kernel", flat_xavier(1), shape)
@@ -309,9 +290,9 @@ class ToHeads(nn.Module):
     dtype = DTYPES[self.dtype]
     # One flat product and one transpose: faster on a CPU than letting the product
     # write the heads apart.
-    y = matmul(x.astype(dtype), kernel.reshape(width, width).astype(dtype))
+    y = ops.matmul(x.astype(dtype), kernel.reshape(width, width).astype(dtype))
     y = y + bias.reshape(1, 1, width).astype(dtype)
-    return y.reshape(batch, tokens, *shape[1:]).swapaxes(1, 2)
+    return y.reshape(batch, tokens, *shape[1:])
 
 
 class FromHeads(nn.Module):
@@ -320,14 +301,14 @@ class FromHeads(nn.Module):
   dtype: str
 
   @nn.compact
-  def __call__(self, x: Float[Array, "B H T d"]) -> Float[Array, "B T D"]:
-    batch, heads, tokens, channels = x.shape
+  def __call__(self, x: Float[Array, "B T H d"]) -> Float[Array, "B T D"]:
+    batch, tokens, heads, channels = x.shape
     width = heads * channels
     kernel = self.param("kernel", flat_xavier(2), (heads, channels, width))
     bias = self.param("bias", nn.initializers.zeros, (width,))
     dtype = DTYPES[self.dtype]
-    y = x.swapaxes(1, 2).reshape(batch, tokens, width).astype(dtype)
-    y = matmul(y, kernel.reshape(width, width).astype(dtype))
+    y = x.reshape(batch, tokens, width).astype(dtype)
+    y = ops.matmul(y, kernel.reshape(width, width).astype(dtype))
     return y + bias.astype(dtype)[None, None]
 
 
@@ -349,16 +330,19 @@ def flat_xavier(inputs: int):
   return init
 
 
-def layer_norm(name: str | None = None, use_bias: bool = True) -> nn.LayerNorm:
-  """LayerNorm in float32; the variance in two passes, since E[x^2] - E[x]^2 loses all
-  digits where the mean is large."""
-  return nn.LayerNorm(
-    epsilon=1e-6,
-    dtype=jnp.float32,
-    use_bias=use_bias,
-    use_fast_variance=False,
-    name=name,
-  )
+class LayerNorm(nn.Module):
+  """Normalises tokens over their channels, in float32."""
+
+  use_bias: bool = True
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+    width = x.shape[-1:]
+    scale = self.param("scale", nn.initializers.ones, width)
+    bias = jnp.zeros(width)
+    if self.use_bias:
+      bias = self.param("bias", nn.initializers.zeros, width)
+    return ops.layer_norm(x, scale, bias)
 
 
 def traceable(c: config_lib.Model) -> dict:

@@ -104,7 +104,8 @@ def ours(config, classes, steps, train):
   state = layout.init(job.hypers)
   size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
   source = feed.make(job, layout, 0)
-  batch = layout.put(_batch(job.data.train, config.data.batch_size), 0)
+  batch = _batch(job.data.train, config.data.batch_size)
+  placed = layout.put(batch, 0)
 
   def go_train():
     nonlocal state
@@ -114,7 +115,7 @@ def ours(config, classes, steps, train):
 
   def go_evaluate():
     for _ in range(steps):
-      values = layout.evaluate(state["params"], hypers, {}, batch)
+      values = layout.evaluate(state["params"], hypers, {}, placed)
     jax.block_until_ready(values)
 
   facts = {"parameters": size, "counted": _counted(job, batch, train)}
