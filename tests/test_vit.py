@@ -7,28 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from close import assert_trees_close, drawn, quick_jit
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import ConfigError, Pair
-from vit_jax.models import attention, noise, positions, vit
+from vit_jax.models import noise, positions, vit
 
 SMALL = dict(patch=4, width=16, depth=2, heads=2, mlp_ratio=2.0)
 CLASSES = 3
-# Compiling is what takes time here: without the optimizations of machine code, half.
-quick_jit = functools.partial(
-  jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
 
 
 def build(image=(8, 8), **settings):
   changes = {f"model.{name}": value for name, value in (SMALL | settings).items()}
   config = config_lib.override(config_lib.Config(), changes)
   return models.build(config, Pair(*image), CLASSES)
-
-
-def drawn(*shape, seed=0):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def pixels(model, batch=2):
@@ -108,12 +101,6 @@ def value_and_gradients(model, params, images, keys, hyper=None):
   return jax.device_get((out, gradients))
 
 
-def assert_trees_close(one, two, atol):
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=atol, atol=atol), one, two
-  )
-
-
 @functools.cache
 def noisy_unrolled():
   """A model in training, each layer traced on its own, no recomputation."""
@@ -142,59 +129,6 @@ def test_noise_is_on_only_with_keys():
   still = np.asarray(apply(model, params, images))
   np.testing.assert_array_equal(still, apply(calm, params, images))
   assert np.abs(noisy - still).max() > 1e-2
-
-
-@pytest.mark.parametrize(
-  "dtype, most", [(jnp.bfloat16, 2e-2), (jnp.float16, 2e-3), (jnp.float32, 1e-5)]
-)
-@pytest.mark.parametrize("common", [0.0, 4.0])
-def test_gradients_of_dense_attention(dtype, most, common):
-  """Against NumPy in float64, also where all keys and values have much in common: the
-  gradient of the scores has rows that sum to 0, so that this part must cancel."""
-  shift = {0: 0, 1: common, 2: common, 3: 0}
-  arrays = [drawn(1, 2, 33, 16, seed=s) + shift[s] for s in range(4)]
-  q, k, v, up = (np.asarray(jnp.asarray(a, dtype), np.float64) for a in arrays)
-  scores = 0.25 * q @ k.swapaxes(2, 3)
-  weights = np.exp(scores - scores.max(-1, keepdims=True))
-  weights /= weights.sum(-1, keepdims=True)
-  dweights = up @ v.swapaxes(2, 3)
-  dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
-  expected = {
-    "q": 0.25 * dscores @ k,
-    "k": 0.25 * dscores.swapaxes(2, 3) @ q,
-    "v": weights.swapaxes(2, 3) @ up,
-  }
-  q, k, v, up = (jnp.asarray(a, dtype) for a in (q, k, v, up))
-  _, back = jax.vjp(lambda *x: attention.dense(*x, scale=0.25), q, k, v)
-  for found, (name, value) in zip(back(up), expected.items()):
-    assert found.dtype == dtype
-    error = np.linalg.norm(np.asarray(found, np.float64) - value)
-    assert error < most * np.linalg.norm(value), name
-
-
-def test_gradient_of_the_scale():
-  q, k, v = (jnp.asarray(drawn(1, 2, 5, 8, seed=s)) for s in range(3))
-
-  def loss(scale):
-    return jnp.sin(attention.dense(q, k, v, scale=scale)).sum()
-
-  step = 1e-2
-  slope = (loss(0.4 + step) - loss(0.4 - step)) / (2 * step)
-  np.testing.assert_allclose(jax.grad(loss)(0.4), slope, rtol=1e-3)
-
-
-def test_fused_attention_is_dense_attention():
-  """Values and gradients of queries, keys and values."""
-  q, k, v = (jnp.asarray(drawn(2, 3, 5, 8, seed=s)) for s in range(3))
-
-  def found(operator):
-    def loss(q, k, v):
-      out = operator(q, k, v, scale=jnp.float32(0.4))
-      return jnp.sin(out).sum(), out
-
-    return quick_jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
-
-  assert_trees_close(found(attention.fused), found(attention.dense), 1e-5)
 
 
 def test_a_traced_scale_is_the_configured_one():
@@ -256,27 +190,6 @@ def test_bfloat16_is_near_float32():
   params, images = perturbed(model), pixels(model)
   full = apply(model, params, images)
   np.testing.assert_allclose(apply(half, params, images), full, atol=0.1)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("operator", ["dense", "fused"])
-def test_large_scores_are_finite_in_half(dtype, operator):
-  """Scores of 100 * 100 * 32 = 320,000, above what float16 can hold."""
-  q = jnp.asarray(100 * np.sign(drawn(1, 2, 4, 32)), dtype)
-  out = attention.OPERATORS[operator](q, q, q, scale=1.0)
-  assert out.dtype == dtype
-  # Each token attends to itself alone.
-  np.testing.assert_allclose(out.astype(jnp.float32), q.astype(jnp.float32), rtol=0.01)
-
-
-def test_layer_norm_of_a_large_mean():
-  """E[x^2] - E[x]^2 in float32 gives -0.3 in place of -1.63 for this row."""
-  row = 1000 + 0.01 * np.arange(16)
-  expected = (row - row.mean()) / np.sqrt(row.var() + 1e-6)
-  norm = vit.layer_norm()
-  params = {"scale": jnp.ones(16), "bias": jnp.zeros(16)}
-  found = norm.apply({"params": params}, jnp.asarray(row[None], jnp.float32))
-  np.testing.assert_allclose(found[0], expected, atol=1e-2)
 
 
 def test_weights_are_sown():
@@ -489,19 +402,6 @@ def test_some_of_the_tokens_know_their_places():
   np.testing.assert_allclose(mixed[:, 2:], whole[:, 2:][rows, order], atol=1e-5)
   np.testing.assert_allclose(mixed[:, :2], whole[:, :2], atol=1e-5)
   assert np.abs(encode(tokens[rows, order]) - mixed).max() > 1e-3
-
-
-def test_matmul_has_the_gradient_of_a_product():
-  """Alone and for several members at once."""
-  x, kernel = jnp.asarray(drawn(3, 2, 5, 4)), jnp.asarray(drawn(3, 4, 6, seed=1))
-
-  def gradients(product):
-    def loss(x, kernel):
-      return jnp.sin(product(x, kernel)).sum()
-
-    return quick_jit(jax.vmap(jax.grad(loss, (0, 1))))(x, kernel)
-
-  assert_trees_close(gradients(vit.matmul), gradients(jnp.matmul), 1e-5)
 
 
 @pytest.mark.parametrize(

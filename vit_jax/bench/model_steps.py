@@ -94,9 +94,10 @@ def ours(config, classes, steps, train):
   import jax
   import numpy as np
 
-  from vit_jax import devices, feed
+  from vit_jax import command, devices, feed
   from vit_jax import train as training
 
+  command.prepare_jax()  # as the scripts do
   config = override(config, {"train.steps_per_call": steps})
   job = training.prepare(config, data=_data(config, classes))
   layout = devices.make(config, job.steps, 1)

@@ -72,17 +72,16 @@ def _mix_forward(q, k, v):
   raised = jnp.exp(scores - scores.max(-1, keepdims=True)).astype(v.dtype)
   total = raised.sum(-1, keepdims=True, dtype=jnp.float32)
   mixed = jnp.einsum("bhnm,bhmd->bhnd", raised, v, preferred_element_type=jnp.float32)
-  mixed = _heads_first((mixed / total).astype(v.dtype))
-  return mixed, (q, k, v, raised, total, mixed)
+  mixed = _heads_first(mixed / total)
+  return mixed.astype(v.dtype), (q, k, v, raised, total, mixed)
 
 
 def _mix_backward(kept, gradient):
   """With A = R / t (R `raised`, t `total`) and G = dO / t: dV = R^T G and, since the
   softmax takes dA to A (dA - rowsum(A dA)), dS = R (G V^T - rowsum(G O))."""
   q, k, v, raised, total, mixed = kept
-  mean = (gradient.astype(jnp.float32) * mixed).sum(-1, keepdims=True)
-  mean = _heads_first(mean) / total
   share = (_heads_first(gradient).astype(jnp.float32) / total).astype(v.dtype)
+  mean = (share.astype(jnp.float32) * _heads_first(mixed)).sum(-1, keepdims=True)
   dv = _over_queries(raised, share)
   dscores = (raised * (_scores(share, v) - mean)).astype(q.dtype)
   dq = jnp.einsum("bhnm,bhmd->bhnd", dscores, k)
@@ -115,8 +114,7 @@ def _mix_blocks_forward(q, k, v):
 
   parts = [_cut_examples(x, examples) for x in (q, k, v)]
   mixed, sums = jax.lax.map(of_examples, parts)
-  mixed = _join_examples(mixed)
-  return mixed, (q, k, v, mixed, sums)
+  return _join_examples(mixed), (q, k, v, sums)
 
 
 def _mix_block(q, k, v):
@@ -130,7 +128,7 @@ def _mix_block(q, k, v):
 
 
 def _mix_blocks_backward(kept, gradient):
-  q, k, v, mixed, sums = kept
+  q, k, v, sums = kept
   examples, rows = _block(q.shape, k.shape[1])
 
   def of_examples(part):
@@ -145,17 +143,19 @@ def _mix_blocks_backward(kept, gradient):
     (dk, dv), dq = jax.lax.scan(of_rows, zeros, (*queries, sums))
     return _join_rows(dq, q.shape[1]), dk.astype(k.dtype), dv.astype(v.dtype)
 
-  parts = [_cut_examples(x, examples) for x in (q, mixed, gradient, k, v)]
+  parts = [_cut_examples(x, examples) for x in (q, gradient, k, v)]
   return tuple(map(_join_examples, jax.lax.map(of_examples, (*parts, sums))))
 
 
-def _unmix_block(q, mixed, gradient, sums, k, v):
-  """With A the weights: dV = A^T dO and dS = A (dO V^T - rowsum(dO O))."""
-  q, mixed, gradient, k, v = map(_heads_first, (q, mixed, gradient, k, v))
-  weights = jnp.exp(_scores(q, k) - sums)
-  mean = (gradient.astype(jnp.float32) * mixed).sum(-1, keepdims=True)
-  dscores = (weights * (_scores(gradient, v) - mean)).astype(q.dtype)
-  dv = _over_queries(weights.astype(v.dtype), gradient)
+def _unmix_block(q, gradient, sums, k, v):
+  """With A the weights and dA = dO V^T: dV = A^T dO and dS = A (dA - rowsum(A dA)), with
+  the mean taken of the rounded weights, so that the rows of dS sum to 0."""
+  q, gradient, k, v = map(_heads_first, (q, gradient, k, v))
+  weights = jnp.exp(_scores(q, k) - sums).astype(v.dtype)
+  wide, dweights = weights.astype(jnp.float32), _scores(gradient, v)
+  mean = (wide * dweights).sum(-1, keepdims=True) / wide.sum(-1, keepdims=True)
+  dscores = (wide * (dweights - mean)).astype(q.dtype)
+  dv = _over_queries(weights, gradient)
   dq = jnp.einsum("bhnm,bhmd->bhnd", dscores, k)
   return tuple(map(_heads_first, (dq, _over_queries(dscores, q), dv)))
 
