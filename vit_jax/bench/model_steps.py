@@ -4,7 +4,7 @@ import numpy as np
 
 from vit_jax.bench import limits, peers, race, report, sizes
 from vit_jax.bench.race import Contender, Runner
-from vit_jax.config import override
+from vit_jax.config import ConfigError, nearest, override
 from vit_jax.data import arrays
 from vit_jax.data.split import Split
 from vit_jax.models import cost
@@ -24,9 +24,17 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
     changes: settings on top of those of the size.
     only: names of the peers; None: all.
 
+  Returns:
+    One row a contender; MFU is model FLOP utilisation: the FLOPs of our formulas a
+    second, as a share of the rate of a large matrix product in the same turn.
+
   Raises:
-    ConfigError: no such size or setting.
+    ConfigError: no such size, setting or peer.
   """
+  unknown = set(only or ()) - set(peers.PEERS)
+  if unknown:
+    hint = nearest(min(unknown), peers.PEERS)
+    raise ConfigError(f"--peers: unknown {min(unknown)!r}{hint}")
   train = what == "train"
   config, classes = sizes.make(size, changes)
   arguments = (config, classes, steps, train)
@@ -61,7 +69,7 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
         "parameters": facts[name]["parameters"],
         "images/s": race.spread(speed),
         "we are x times as fast": None if name == OURS else race.spread(ratio),
-        "share of the product rate": race.spread(share),
+        "MFU": race.spread(share),
         "peak MiB": None if peak is None else peak / 2**20,
       }
     )
@@ -104,23 +112,27 @@ def ours(config, classes, steps, train):
   hypers = layout.put(job.hypers)
   state = layout.init(job.hypers)
   size = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
-  source = feed.make(job, layout, 0)
   batch = _batch(job.data.train, config.data.batch_size)
-  placed = layout.put(batch, 0)
-
-  def go_train():
-    nonlocal state
-    chosen, count = source.next(0, steps), np.int32(steps)
-    state, _ = layout.train(state, chosen, hypers, *source.data, count)
-    jax.block_until_ready(state)
-
-  def go_evaluate():
-    for _ in range(steps):
-      values = layout.evaluate(state["params"], hypers, {}, placed)
-    jax.block_until_ready(values)
-
   facts = {"parameters": size, "counted": _counted(job, batch, train)}
-  return Runner(go_train if train else go_evaluate, facts)
+  if train:
+    source, count = feed.make(job, layout, 0), np.int32(steps)
+
+    def go():
+      nonlocal state
+      chosen = source.next(0, steps)
+      state, _ = layout.train(state, chosen, hypers, *source.data, count)
+      jax.block_until_ready(state)
+
+  else:
+    params, placed = state["params"], layout.put(batch, 0)
+    del state  # moments are not needed
+
+    def go():
+      for _ in range(steps):
+        values = layout.evaluate(params, hypers, {}, placed)
+      jax.block_until_ready(values)
+
+  return Runner(go, facts)
 
 
 def _counted(job, batch, train):

@@ -47,7 +47,7 @@ def run(tokens, rounds) -> report.Result:
           "dense takes x times as long": race.spread(
             race.ratios(seconds[name], seconds["vit_jax dense"])
           ),
-          "share of the product rate": race.spread(
+          "MFU": race.spread(
             [flops / s / r for s, r in zip(seconds[name], rate, strict=True)]
           ),
           "peak MiB an image": None if peak is None else peak / 2**20 / batch,
