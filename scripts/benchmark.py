@@ -17,8 +17,10 @@ Every contender has a process of its own, and they take turns; what counts are r
 turn by turn, stated as median (least to most). Peers that are not installed are left
 out with a word. The result is a table; with --out also NAME.json (every reading, machine,
 versions, commit), NAME.md and, with matplotlib, NAME.png. docs/speed.md holds what was
-found.
+found. Made for CPUs: memory is that of the host.
 """
+
+import pathlib
 
 from absl import flags
 
@@ -83,6 +85,14 @@ def _population():
   return populations.run(flags.FLAGS.lengths, flags.FLAGS.rounds)
 
 
+# What each subject reads besides --rounds and --out.
+READS = {
+  "train": ("size", "steps", "peers", "config"),
+  "eval": ("size", "steps", "peers", "config"),
+  "attention": ("tokens",),
+  "overhead": ("config",),
+  "population": ("lengths",),
+}
 SUBJECTS = {
   "train": lambda: _model_steps("train"),
   "eval": lambda: _model_steps("eval"),
@@ -99,7 +109,21 @@ def main(arguments):
     given = " ".join(arguments)
     hint = config.nearest(given, SUBJECTS) if given else f": {', '.join(SUBJECTS)}"
     raise command.ConfigError(f"what to time: {given or 'nothing'}{hint}")
-  report.write(SUBJECTS[arguments[0]](), flags.FLAGS.out)
+  subject, out = arguments[0], flags.FLAGS.out
+  _check_flags(subject)
+  if out:  # now, not after the measurements
+    pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+  report.write(SUBJECTS[subject](), out)
+
+
+def _check_flags(subject):
+  """Refuses flags that this subject does not read."""
+  names = ("size", "steps", "peers", "tokens", "lengths")
+  given = [name for name in names if flags.FLAGS[name].present]
+  given += ["config"] if command.changed_settings() else []
+  for name in given:
+    if name not in READS.get(subject, ()):
+      raise command.ConfigError(f"{subject} does not read --{name}; leave it out")
 
 
 if __name__ == "__main__":

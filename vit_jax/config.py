@@ -98,8 +98,8 @@ class Model:
   dropout: float = 0.0
   # Normalise queries and keys, head by head.
   qk_norm: bool = False
-  # "dense" forms the weights (float32 softmax); "fused" calls
-  # jax.nn.dot_product_attention.
+  # "dense" forms all weights (float32 softmax); "chunked", as exact, a block of them at
+  # a time: less memory, somewhat slower; "fused" calls jax.nn.dot_product_attention.
   attention: Literal["dense", "chunked", "fused"] = "dense"
   # Multiplier of the scores: "rsqrt" is 1/sqrt(head channels), "none" is 1.
   scale: float | Literal["rsqrt", "none"] = "rsqrt"

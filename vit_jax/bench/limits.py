@@ -30,6 +30,12 @@ def _copy():
   import jax.numpy as jnp
 
   a = jnp.ones(COPIED // 4, jnp.float32)
-  # A sum with a constant: the compiler would drop a bare copy.
-  add = jax.jit(lambda a: a + 1)
-  return Runner(lambda: add(a).block_until_ready(), {"bytes": 2 * COPIED})
+  # A sum with a constant, as the compiler would drop a bare copy; in place, as new
+  # memory would have to be cleared first.
+  add = jax.jit(lambda a: a + 1, donate_argnums=0)
+
+  def go():
+    nonlocal a
+    a = add(a).block_until_ready()
+
+  return Runner(go, {"bytes": 2 * COPIED})

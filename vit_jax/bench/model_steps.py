@@ -37,19 +37,22 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
     raise ConfigError(f"--peers: unknown {min(unknown)!r}{hint}")
   train = what == "train"
   config, classes = sizes.make(size, changes)
+  sizes.geometry(config)  # refuses what cannot be, before anything starts
   arguments = (config, classes, steps, train)
   needs = ("jax", "vit_jax.train")
   starts = {OURS: lambda: Contender(ours, *arguments, needs=needs)}
   for name, (make, needs) in peers.PEERS.items():
     if only is None or name in only:
-      starts[name] = lambda make=make, needs=needs: Contender(
-        make, *arguments, needs=needs
+      starts[name] = lambda make=make, needs=needs: _peer(
+        make, changes, arguments, needs
       )
   starts[PRODUCT] = lambda: limits.product(config.model.dtype)
   starts[COPY] = limits.copy
   field = race.contenders(starts, OURS)
   seconds = race.race(field, rounds)
-  peaks = {name: c.peak() for name, c in field.items() if name not in (PRODUCT, COPY)}
+  memory = {
+    name: c.memory() for name, c in field.items() if name not in (PRODUCT, COPY)
+  }
   facts = {name: dict(contender.facts) for name, contender in field.items()}
   for contender in field.values():
     contender.close()
@@ -59,7 +62,7 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
   bandwidth = [facts[COPY]["bytes"] / s for s in seconds[COPY]]
   flops = images * _flops_per_image(config, classes, train)
   rows = []
-  for name, peak in peaks.items():
+  for name, (peak, held) in memory.items():
     speed = [images / s for s in seconds[name]]
     share = [flops / s / r for s, r in zip(seconds[name], rate, strict=True)]
     ratio = race.ratios(seconds[OURS], seconds[name])
@@ -70,7 +73,8 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
         "images/s": race.spread(speed),
         "we are x times as fast": None if name == OURS else race.spread(ratio),
         "MFU": race.spread(share),
-        "peak MiB": None if peak is None else peak / 2**20,
+        "MiB of a step": peak,
+        "MiB held": held,
       }
     )
   return report.Result(
@@ -96,9 +100,14 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
   )
 
 
+def _peer(make, changes, arguments, needs):
+  peers.check(changes)
+  return Contender(make, *arguments, needs=needs)
+
+
 def ours(config, classes, steps, train):
   """Our own program, whole: in training batches gathered from the resident data,
-  augmentation, metrics and optimizer; in evaluation the values of each example."""
+  metrics and optimizer; in evaluation the values of each example."""
   import jax
   import numpy as np
 

@@ -14,7 +14,7 @@ PRODUCT = "limit: matrix product"
 def run(tokens, rounds) -> report.Result:
   """Times every operator of ours and the peers' at each number of tokens."""
   rows, raw, rates = [], {}, []
-  for count in tokens:
+  for count in sorted(set(tokens)):
     batch = max(1, TOKENS_OF_A_ROUND // count)
     starts = {
       f"vit_jax {name}": lambda name=name, size=(batch, count): Contender(
@@ -35,7 +35,7 @@ def run(tokens, rounds) -> report.Result:
     # Two products forwards and four backwards; two FLOPs a multiply-accumulate.
     flops = 6 * 2 * batch * HEADS * count**2 * CHANNELS
     for name, contender in field.items():
-      peak = None if name == PRODUCT else contender.peak()
+      peak, _ = contender.memory()
       contender.close()
       if name == PRODUCT:
         continue
@@ -50,7 +50,7 @@ def run(tokens, rounds) -> report.Result:
           "MFU": race.spread(
             [flops / s / r for s, r in zip(seconds[name], rate, strict=True)]
           ),
-          "peak MiB an image": None if peak is None else peak / 2**20 / batch,
+          "peak MiB an image": None if peak is None else peak / batch,
         }
       )
   return report.Result(
@@ -66,26 +66,23 @@ def run(tokens, rounds) -> report.Result:
 
 def slopes(rows) -> dict[str, str]:
   """Returns the slope of time and memory over tokens in a log-log plot, between the two
-  largest sizes of each operator: 2 is quadratic."""
+  largest sizes of each operator (rows are in their order): 2 is quadratic."""
   found = {}
   for name in dict.fromkeys(row["operator"] for row in rows):
-    small, large = (
-      sorted(
-        (row for row in rows if row["operator"] == name), key=lambda r: r["tokens"]
-      )[-2:]
-      if sum(row["operator"] == name for row in rows) > 1
-      else (None, None)
-    )
-    if large is None:
+    of_name = [row for row in rows if row["operator"] == name]
+    if len(of_name) < 2:
       continue
+    small, large = of_name[-2:]
     length = np.log(large["tokens"] / small["tokens"])
-    time = np.log(large["ms an image"][0] / small["ms an image"][0]) / length
-    found[f"slope of {name}"] = f"{time:.2f} in time"
+
+    def slope(a, b, length=length):
+      return f"{np.log(b / a) / length:.2f}"
+
+    time = slope(small["ms an image"][0], large["ms an image"][0])
+    found[f"slope of {name}"] = f"{time} in time"
     peaks = [row["peak MiB an image"] for row in (small, large)]
     if all(peaks):
-      found[f"slope of {name}"] += (
-        f", {np.log(peaks[1] / peaks[0]) / length:.2f} in memory"
-      )
+      found[f"slope of {name}"] += f", {slope(*peaks)} in memory"
   return found
 
 

@@ -8,6 +8,23 @@ evaluations of a batch, on data that lies ready in memory.
 from vit_jax.bench import sizes
 from vit_jax.bench.race import Missing, Runner
 
+# Settings that every peer is built from, or that change no number.
+FOLLOWED = (
+  "data.batch_size",
+  "data.image_size",
+  "model.patch",
+  "model.stride",
+  "model.pad",
+  "model.width",
+  "model.depth",
+  "model.heads",
+  "model.mlp_ratio",
+  "model.dtype",
+  "model.attention",
+  "model.scan_layers",
+  "model.remat",
+  "optim.accumulate",
+)
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.05
 
 
@@ -43,13 +60,13 @@ def vit_pytorch(config, classes, steps, train):
 
 
 def equimo(config, classes, steps, train):
-  """Equimo's VisionTransformer (Equinox), one `filter_jit` program a step."""
+  """Equimo's VisionTransformer (Equinox), one program a step."""
   import equinox as eqx
   import jax
   from equimo.models.vit import VisionTransformer
 
-  if not _plain(config):
-    raise Missing("equimo's patch embedding has no stride of its own")
+  if not _plain(config) or config.model.dtype != "float32":
+    raise Missing("its patches lie side by side, in float32")
   m = config.model
   model = VisionTransformer(
     img_size=config.data.image_size.height,
@@ -99,16 +116,26 @@ def plain_flax(config, classes, steps, train):
 
 PEERS = {
   "timm": (timm, ("torch", "timm")),
-  "timm, compiled": (timm_compiled, ("torch", "timm", "torch._inductor")),
+  "timm compiled": (timm_compiled, ("torch", "timm", "torch._inductor")),
   "vit-pytorch": (vit_pytorch, ("torch", "vit_pytorch")),
   "equimo": (equimo, ("jax", "optax", "equinox", "equimo")),
   "plain Flax": (plain_flax, ("jax", "optax", "flax.linen")),
 }
 
 
+def check(changes) -> None:
+  """Raises `Missing` where settings have changed that peers do not follow."""
+  for name in changes:
+    if name not in FOLLOWED:
+      raise Missing(f"it cannot follow {name}")
+
+
 def _plain(config):
-  """Whether patches lie side by side."""
-  return config.model.stride in (None, config.model.patch)
+  """Whether patches are squares side by side, without padding."""
+  g = sizes.geometry(config)
+  if g.patch.height != g.patch.width or g.stride.height != g.stride.width:
+    raise Missing("patches that are not square")
+  return not g.overlaps and not any(map(any, g.pads))
 
 
 def _timm_model(config, classes):

@@ -27,11 +27,13 @@ def run(rounds) -> report.Result:
     }
     field = race.contenders(starts, OURS)
     seconds = race.race(field, rounds)
+    for contender in field.values():
+      contender.close()
     bandwidth = [
       field["limit: copy"].facts["bytes"] / s / 1e9 for s in seconds["limit: copy"]
     ]
     rows = []
-    for name, contender in field.items():
+    for name in seconds:
       if name == "limit: copy":
         continue
       rows.append(
@@ -41,10 +43,8 @@ def run(rounds) -> report.Result:
           "we are x times as fast": None
           if name == OURS
           else race.spread(race.ratios(seconds[OURS], seconds[name])),
-          "peak MiB": (contender.peak() or 0) / 2**20,
         }
       )
-      contender.close()
   return report.Result(
     name="data",
     title=f"{COUNT} JPEG files of {ORIGINAL[1]}x{ORIGINAL[0]} pixels to {SIZE}x{SIZE}",
@@ -64,19 +64,21 @@ def ours(folder):
   files = lazy.Files(paths, (SIZE, SIZE), 3)
   split = Split(files, np.zeros(len(paths), np.int32))
   order = batches.Order(0, len(paths))
-  stream = batches.Stream(
-    split, order, step=0, size=BATCH, own=slice(0, BATCH), total=10**6
-  )
 
   def go():
-    for _ in range(COUNT // BATCH):
+    # A stream of its own: one that went on would read ahead while others are timed.
+    steps = COUNT // BATCH
+    stream = batches.Stream(
+      split, order, step=0, size=BATCH, own=slice(0, BATCH), total=steps
+    )
+    for _ in range(steps):
       stream.next(1)
 
   return Runner(go, {})
 
 
 def torch_loader(folder):
-  """PyTorch's `DataLoader` with torchvision's transforms, one process a core."""
+  """PyTorch's `DataLoader` with torchvision's transforms, two processes."""
   import torch
   from PIL import Image
   from torchvision import transforms
@@ -117,7 +119,7 @@ class _Files:
 
 
 def decode(folder):
-  """Decoding alone, in as many threads as there are cores."""
+  """Decoding alone, in threads."""
   from PIL import Image
 
   from vit_jax.data.images import in_threads

@@ -42,7 +42,7 @@ class PlainViT(nn.Module):
       y = nn.LayerNorm(dtype=dtype)(x)
       x = x + nn.MultiHeadDotProductAttention(self.heads, dtype=dtype)(y)
       y = nn.LayerNorm(dtype=dtype)(x)
-      y = nn.gelu(nn.Dense(self.hidden, dtype=dtype)(y), approximate=False)
+      y = nn.gelu(nn.Dense(self.hidden, dtype=dtype)(y))
       x = x + nn.Dense(self.width, dtype=dtype)(y)
     x = nn.LayerNorm(dtype=dtype)(x)
     return nn.Dense(self.classes)(x[:, 0])

@@ -5,6 +5,7 @@ import sys
 import tempfile
 
 from vit_jax.bench import race, report, sizes
+from vit_jax.config import override
 
 MEMBERS = 8
 TOGETHER = """
@@ -26,6 +27,8 @@ def run(lengths, rounds) -> report.Result:
     lengths: of the runs, such as "10 epochs".
     rounds: turns.
   """
+  for length in lengths:
+    override(sizes.digits(), {"train.length": length})
   rows, raw = [], {}
   for length in lengths:
     with tempfile.TemporaryDirectory() as folder:

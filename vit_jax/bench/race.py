@@ -5,6 +5,7 @@ stand together: each round of one is followed by a round of the next, and what c
 the ratio of the two, pair by pair.
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from vit_jax.config import ConfigError
 
 # The first compiles, the second has no memory yet.
 WARM_UP = 2
@@ -52,28 +55,36 @@ class Contender:
     # Not a fork: JAX has threads.
     context = multiprocessing.get_context("spawn")
     self._pipe, other = context.Pipe()
-    self._process = context.Process(
-      target=_serve, args=(other, make, arguments, needs), daemon=True
-    )
+    # Not a daemon, which could have no processes of its own (as loaders have).
+    self._process = context.Process(target=_serve, args=(other, make, arguments, needs))
     self._process.start()
     other.close()
+    atexit.register(self.close)
     self.facts = self._answer()
 
   def round(self) -> float:
     """Returns the seconds of one round."""
     return self._ask("round")
 
-  def peak(self) -> int | None:
-    """Returns the most resident bytes in one round, less what the imported libraries
-    held before anything was made; None where the system does not tell."""
-    return self._ask("peak")
+  def memory(self) -> tuple[float, float] | tuple[None, None]:
+    """Returns the resident MiB that one round takes at most, and that are held between
+    rounds besides what the imported libraries hold; None where the system does not
+    tell. What is free in the heap is given back before."""
+    return self._ask("memory")
 
   def close(self):
+    """Ends the process."""
+    atexit.unregister(self.close)
     self._pipe.close()
-    self._process.join(30)
+    self._process.join(10)
+    if self._process.exitcode is None:
+      self._process.terminate()
 
   def _ask(self, what):
-    self._pipe.send(what)
+    try:
+      self._pipe.send(what)
+    except OSError:
+      raise RuntimeError("a contender's process has ended") from None
     return self._answer()
 
   def _answer(self):
@@ -96,7 +107,7 @@ def contenders(
   Says which are left out, and why: a peer that fails is no reason to stop.
 
   Raises:
-    Missing: our own, the one named `ours`, failed.
+    ConfigError: our own, the one named `ours`, failed.
   """
   started = {}
   for name, start in named.items():
@@ -107,7 +118,7 @@ def contenders(
       started[name] = contender
     except (Missing, RuntimeError) as error:
       if name == ours:
-        raise
+        raise ConfigError(f"{name}: {error}") from error
       print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
   return started
 
@@ -149,7 +160,7 @@ def _serve(pipe, make, arguments, needs):
       pipe.send(dict(runner.facts))
       while True:
         what = pipe.recv()
-        pipe.send(seconds(runner.go) if what == "round" else _peak(runner.go, before))
+        pipe.send(seconds(runner.go) if what == "round" else _memory(runner.go, before))
     except (EOFError, BrokenPipeError):
       raise
     except Missing as error:
@@ -168,9 +179,9 @@ def _import(needs):
   return _resident("VmRSS")
 
 
-def _peak(go, before):
+def _memory(go, before):
   if before is None:
-    return None
+    return None, None
   # What compiling left behind goes back to the system first.
   with contextlib.suppress(OSError, AttributeError):
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -178,9 +189,10 @@ def _peak(go, before):
     with open("/proc/self/clear_refs", "w") as file:
       file.write("5")
   except OSError:
-    return None
+    return None, None
+  held = _resident("VmRSS")
   go()
-  return _resident("VmHWM") - before
+  return (_resident("VmHWM") - held) / 2**20, (held - before) / 2**20
 
 
 def _resident(name):

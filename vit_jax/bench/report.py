@@ -77,8 +77,8 @@ def write(result: Result, folder) -> list[pathlib.Path]:
   """
   of_machine = machine()
   text = markdown(result, of_machine)
-  print(text)
   if folder is None:
+    print(text)
     return []
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,9 @@ def write(result: Result, folder) -> list[pathlib.Path]:
   content = {"schema": SCHEMA, **dataclasses.asdict(result), "machine": of_machine}
   files[0].write_text(json.dumps(content, indent=1) + "\n")
   files[1].write_text(text)
-  return files if _plot(result, files[2]) else files[:2]
+  plotted = _plot(result, files[2])
+  print(text)
+  return files if plotted else files[:2]
 
 
 def shown(value) -> str:

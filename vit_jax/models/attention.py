@@ -175,8 +175,9 @@ def _block(shape, keys: int) -> tuple[int, int]:
 
 
 def _cut_examples(x, size):
-  """Returns [B ...] as [B / size, size, ...]; dealt out in turn, so that each device
-  keeps its own where B is cut over devices."""
+  """Returns [B ...] as [B / size, size, ...]. Dealt out in turn: where B is cut over
+  devices each keeps its own, if `size` is a multiple of their number; otherwise examples
+  are moved, which costs time."""
   return x.reshape(size, -1, *x.shape[1:]).swapaxes(0, 1)
 
 

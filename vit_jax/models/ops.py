@@ -28,8 +28,8 @@ def _matmul_backward(kept, dy):
 
 
 def _kernel_gradient(x, dy):
-  """Returns x^T dy, summed over all rows; made transposed where it has more rows than
-  columns: the form that XLA on a CPU is fastest at."""
+  """Returns x^T dy, summed over all rows; made transposed unless it has fewer rows
+  than columns: the form that XLA on a CPU is fastest at."""
   x, dy = (a.reshape(-1, a.shape[-1]) for a in (x, dy))
   if x.shape[1] < dy.shape[1]:
     return x.T @ dy
