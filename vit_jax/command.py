@@ -46,6 +46,10 @@ def define_config() -> None:
 
 def define_settings() -> None:
   """Adds --config.NAME=VALUE for every setting, without a file to start from."""
+  try:  # ml_collections looks at the arguments right here
+    _check_names(sys.argv)
+  except ConfigError as error:
+    _fail(error)
   config_flags.DEFINE_config_dict("config", config_lib.default(), "change settings")
 
 
