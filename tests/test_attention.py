@@ -96,6 +96,26 @@ def test_chunked_attention_serves_members():
   assert_trees_close(gradients(attention.chunked), gradients(attention.dense), 1e-5)
 
 
+@pytest.mark.parametrize("operator", EXACT)
+def test_gradients_of_gradients(monkeypatch, operator):
+  """Against plain JAX."""
+  monkeypatch.setattr(attention, "BLOCK", 2 * 5 * 3)
+  q, k, v = (jnp.asarray(drawn(2, 5, 2, 4, seed=s)) for s in range(3))
+
+  def plain(q, k, v, scale):
+    weights = attention.weights(q, k, scale=scale)
+    return jnp.einsum("bhnm,bmhd->bnhd", weights, v)
+
+  def second(call):
+    def loss(q):
+      return jnp.sin(call(q, k, v, scale=0.5)).sum()
+
+    return quick_jit(jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum()))(q)
+
+  found = second(attention.OPERATORS[operator])
+  np.testing.assert_allclose(found, second(plain), atol=1e-5)
+
+
 @pytest.mark.parametrize("operator, whole", [("dense", True), ("chunked", False)])
 def test_no_whole_matrix_of_weights_in_the_program(monkeypatch, operator, whole):
   """Neither forwards nor backwards has an array 97 x 97, but a block of rows of it."""

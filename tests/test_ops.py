@@ -69,6 +69,26 @@ def test_layer_norm_of_a_large_mean():
   np.testing.assert_allclose(found[0], expected, atol=1e-2)
 
 
+def test_gradients_of_gradients():
+  """Against the plain formulas."""
+  x, kernel = jnp.asarray(drawn(3, 4)), jnp.asarray(drawn(4, 4, seed=1))
+  scale, bias = jnp.asarray(drawn(4, seed=2)), jnp.asarray(drawn(4, seed=3))
+
+  def second(norm, product):
+    def loss(x):
+      return jnp.sin(product(norm(x, scale[None], bias[None]), kernel)).sum()
+
+    return quick_jit(jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum()))(x)
+
+  def plain_norm(x, scale, bias):
+    rest = x - x.mean(-1, keepdims=True)
+    return rest / jnp.sqrt((rest**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
+
+  found = second(lambda x, s, b: ops.layer_norm(x, s[0], b[0]), ops.gelu_matmul)
+  plain = second(plain_norm, lambda x, k: jax.nn.gelu(x, approximate=True) @ k)
+  np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_less_is_kept_for_the_backward_pass():
   """Of a chain of eight, by what the compiler plans: the inputs, and of one link at a
   time the rest. Where the compiler sees that the same is computed twice, it keeps that."""
