@@ -149,7 +149,7 @@ def test_sizes_are_those_of_the_table():
     )
 
 
-def test_a_plain_vit_has_our_parameters_and_logits_of_that_shape():
+def test_a_plain_vit_has_our_parameters_and_makes_a_step():
   config, classes = sizes.make("overlap", TINY | {"model.patch": 4, "model.stride": 2})
   runner = peers.plain_flax(config, classes, 1, True)
   runner.go()

@@ -288,8 +288,7 @@ class ToHeads(nn.Module):
     kernel = self.param("kernel", flat_xavier(1), shape)
     bias = self.param("bias", nn.initializers.zeros, shape[1:])
     dtype = DTYPES[self.dtype]
-    # One flat product and one transpose: faster on a CPU than letting the product
-    # write the heads apart.
+    # One flat product: faster on a CPU than letting the product write the heads apart.
     y = ops.matmul(x.astype(dtype), kernel.reshape(width, width).astype(dtype))
     y = y + bias.reshape(1, 1, width).astype(dtype)
     return y.reshape(batch, tokens, *shape[1:])
