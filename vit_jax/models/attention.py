@@ -66,14 +66,22 @@ def _mix_forward(q, k, v):
   """Keeps the weights before their division by the row sums: the division is then one
   of N x d, not of N x M numbers, here and in the backward pass."""
   q, k, v = map(_heads_first, (q, k, v))
+  mixed, raised, total, _ = _attend(q, k, v)
+  mixed = _heads_first(mixed)
+  return mixed.astype(v.dtype), (q, k, v, raised, total, mixed)
+
+
+def _attend(q, k, v):
+  """Returns, heads first, the mixed values in float32, the weights before their division
+  by the row sums, those sums, and the largest score of each row."""
   scores = _scores(q, k)
+  highest = scores.max(-1, keepdims=True)
   # Rounded before they are summed: the rows of the backward pass then sum to 0 in half
   # types too, whatever the keys have in common.
-  raised = jnp.exp(scores - scores.max(-1, keepdims=True)).astype(v.dtype)
+  raised = jnp.exp(scores - highest).astype(v.dtype)
   total = raised.sum(-1, keepdims=True, dtype=jnp.float32)
   mixed = jnp.einsum("bhnm,bhmd->bhnd", raised, v, preferred_element_type=jnp.float32)
-  mixed = _heads_first(mixed / total)
-  return mixed.astype(v.dtype), (q, k, v, raised, total, mixed)
+  return mixed / total, raised, total, highest
 
 
 def _mix_backward(kept, gradient):
@@ -118,13 +126,8 @@ def _mix_blocks_forward(q, k, v):
 
 
 def _mix_block(q, k, v):
-  q, k, v = map(_heads_first, (q, k, v))
-  scores = _scores(q, k)
-  highest = scores.max(-1, keepdims=True)
-  raised = jnp.exp(scores - highest).astype(v.dtype)
-  total = raised.sum(-1, keepdims=True, dtype=jnp.float32)
-  mixed = jnp.einsum("bhnm,bhmd->bhnd", raised, v, preferred_element_type=jnp.float32)
-  return _heads_first((mixed / total).astype(v.dtype)), highest + jnp.log(total)
+  mixed, _, total, highest = _attend(*map(_heads_first, (q, k, v)))
+  return _heads_first(mixed).astype(v.dtype), highest + jnp.log(total)
 
 
 def _mix_blocks_backward(kept, gradient):
