@@ -12,6 +12,7 @@
 | startup | imports, --help, the first step; all compiled before, and nothing |
 | overhead | what a run of digits does beside its steps |
 | population | eight seeds in one program against eight runs, of --lengths |
+| recipe | configs/fashion_mnist.py to --target, beside the same recipe in PyTorch |
 
 Every contender has a process of its own, and they take turns; what counts are ratios,
 turn by turn, stated as median (least to most). Peers that are not installed are left
@@ -21,6 +22,8 @@ found. Made for CPUs: memory is that of the host.
 """
 
 import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 from absl import flags
 
@@ -33,6 +36,8 @@ flags.DEFINE_integer("steps", 8, "train, eval: steps of a turn", lower_bound=1)
 flags.DEFINE_list("peers", None, "train, eval: names of the peers; all, unless given")
 flags.DEFINE_list("tokens", ["65", "257", "1025"], "attention: lengths of sequences")
 flags.DEFINE_list("lengths", ["5 epochs", "20 epochs"], "population: of the runs")
+flags.DEFINE_float("target", 92, "recipe: test accuracy in %", 0, 100)
+flags.DEFINE_string("length", "30 epochs", "recipe: of the run; its schedule follows")
 flags.DEFINE_string("out", None, "folder for the results")
 command.define_settings()
 
@@ -85,22 +90,28 @@ def _population():
   return populations.run(flags.FLAGS.lengths, flags.FLAGS.rounds)
 
 
-# What each subject reads besides --rounds and --out.
-READS = {
-  "train": ("size", "steps", "peers", "config"),
-  "eval": ("size", "steps", "peers", "config"),
-  "attention": ("tokens",),
-  "overhead": ("config",),
-  "population": ("lengths",),
-}
+def _recipe():
+  from vit_jax.bench import recipes
+
+  f = flags.FLAGS
+  return recipes.run(f.target / 100, f.length, f.rounds)
+
+
+class Subject(NamedTuple):
+  run: Callable[[], report.Result]
+  reads: tuple[str, ...]  # flags, besides --rounds and --out
+
+
+_OF_MODELS = ("size", "steps", "peers", "config")
 SUBJECTS = {
-  "train": lambda: _model_steps("train"),
-  "eval": lambda: _model_steps("eval"),
-  "attention": _attention,
-  "data": _data,
-  "startup": _startup,
-  "overhead": _overhead,
-  "population": _population,
+  "train": Subject(lambda: _model_steps("train"), _OF_MODELS),
+  "eval": Subject(lambda: _model_steps("eval"), _OF_MODELS),
+  "attention": Subject(_attention, ("tokens",)),
+  "data": Subject(_data, ()),
+  "startup": Subject(_startup, ()),
+  "overhead": Subject(_overhead, ("config",)),
+  "population": Subject(_population, ("lengths",)),
+  "recipe": Subject(_recipe, ("target", "length")),
 }
 
 
@@ -113,16 +124,16 @@ def main(arguments):
   _check_flags(subject)
   if out:  # now, not after the measurements
     pathlib.Path(out).mkdir(parents=True, exist_ok=True)
-  report.write(SUBJECTS[subject](), out)
+  report.write(SUBJECTS[subject].run(), out)
 
 
 def _check_flags(subject):
   """Refuses flags that this subject does not read."""
-  names = ("size", "steps", "peers", "tokens", "lengths")
-  given = [name for name in names if flags.FLAGS[name].present]
+  known = {name for other in SUBJECTS.values() for name in other.reads} - {"config"}
+  given = [name for name in sorted(known) if flags.FLAGS[name].present]
   given += ["config"] if command.changed_settings() else []
   for name in given:
-    if name not in READS.get(subject, ()):
+    if name not in SUBJECTS[subject].reads:
       raise command.ConfigError(f"{subject} does not read --{name}; leave it out")
 
 

@@ -23,42 +23,42 @@ def over_members(fn, at_once: int):
     `shared` is one for all.
   """
 
+  def of_one(states, mapped, shared):
+    """As `vmap` of one member, but with the very products of `fn`."""
+    first = jax.tree.map(lambda leaf: leaf[0], (states, mapped))
+    return jax.tree.map(lambda leaf: leaf[None], fn(*first, shared))
+
   def call(states, mapped, shared):
     members = len(jax.tree.leaves(mapped)[0])
-    if at_once >= members > 1:
-      return jax.vmap(fn, (0, 0, None))(states, mapped, shared)
-    group = fn if at_once == 1 else jax.vmap(fn, (0, 0, None))
-    size = max(1, min(at_once, members))
+    size = min(at_once, members)
+    of_group = of_one if size == 1 else jax.vmap(fn, (0, 0, None))
+    if size == members:  # no loop, whose carry would be one more copy of the state
+      return of_group(states, mapped, shared)
 
     def take(tree, i):
-      def slice_(leaf):
-        part = jax.lax.dynamic_slice_in_dim(leaf, i * size, size)
-        return part[0] if at_once == 1 else part
-
-      return jax.tree.map(slice_, tree)
+      return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, i * size, size), tree
+      )
 
     def put(tree, part, i):
-      def write(leaf, value):
-        value = value[None] if at_once == 1 else value
-        return jax.lax.dynamic_update_slice_in_dim(leaf, value, i * size, 0)
-
-      return jax.tree.map(write, tree, part)
+      return jax.tree.map(
+        lambda leaf, value: jax.lax.dynamic_update_slice_in_dim(
+          leaf, value, i * size, 0
+        ),
+        tree,
+        part,
+      )
 
     def body(i, carry):
       states, outs = carry
-      state, out = group(take(states, i), take(mapped, i), shared)
+      state, out = of_group(take(states, i), take(mapped, i), shared)
       return put(states, state, i), put(outs, out, i)
 
-    _, out = jax.eval_shape(group, take(states, 0), take(mapped, 0), shared)
-    repeats = members if at_once == 1 else members // size
-    lead = (members,) if at_once == 1 else ()
+    _, out = jax.eval_shape(of_group, take(states, 0), take(mapped, 0), shared)
     outs = jax.tree.map(
-      lambda leaf: jnp.zeros(
-        lead + leaf.shape if lead else (members, *leaf.shape[1:]), leaf.dtype
-      ),
-      out,
+      lambda leaf: jnp.zeros((members, *leaf.shape[1:]), leaf.dtype), out
     )
-    return jax.lax.fori_loop(0, repeats, body, (states, outs))
+    return jax.lax.fori_loop(0, members // size, body, (states, outs))
 
   return call
 

@@ -178,8 +178,8 @@ def make(
       hyper: traced settings.
       reduce: sums a tree over devices; the identity where `B` is the global batch.
 
-    A step whose loss or gradient is not finite changes nothing but the step number;
-    its `finite` is 0.
+    A step whose loss, gradient or update is not finite changes nothing but the step
+    number; its `finite` is 0.
     """
     step, params = state["step"], state["params"]
     grad = jax.grad(sums, has_aux=True)
@@ -204,7 +204,11 @@ def make(
     updates, opt_state, info = optimizer.update(
       grads, state["opt_state"], params, step, hyper
     )
-    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(info["gradient_norm"])
+    # That all which reads the old state comes before the verdict, and so before the new
+    # one is written, also spares the compiler copies of the old.
+    ratios = _update_ratios(updates, params)
+    checked = [metrics["loss"], info["gradient_norm"], *ratios.values()]
+    finite = jnp.isfinite(jnp.stack(checked)).all()
     new = {
       "params": jax.tree.map(jnp.add, params, updates),
       "opt_state": opt_state,
@@ -217,7 +221,7 @@ def make(
     old = {name: state[name] for name in new}
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     metrics |= info | {"finite": finite.astype(jnp.float32)}
-    metrics |= _update_ratios(updates, params)
+    metrics |= ratios
     return {"step": step + 1, **new}, metrics
 
   def eval_step(params, batch, hyper):

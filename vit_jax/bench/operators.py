@@ -88,6 +88,9 @@ def slopes(rows) -> dict[str, str]:
 
 def ours(name, batch, tokens):
   """One of `attention.OPERATORS`."""
+  from vit_jax import command
+
+  command.prepare_jax()  # as the scripts do
   operator = attention.OPERATORS[name]
   scale = CHANNELS**-0.5
   return _jax(lambda q, k, v: operator(q, k, v, scale=scale), batch, tokens)

@@ -24,7 +24,7 @@ def run(changes, rounds) -> report.Result:
     changes: settings on top of configs/digits.py, by dotted name.
     rounds: runs; the first one, besides, fills the caches.
   """
-  base = config.override(sizes.digits(), LENGTH | dict(changes))
+  base = config.override(sizes.recipe("digits"), LENGTH | dict(changes))
   if base.train.parallel != "jit":
     raise ConfigError(f'train.parallel={base.train.parallel!r}: expected "jit" here')
   found = [_shares(base) for _ in range(rounds + 1)][1:]

@@ -160,6 +160,10 @@ def _timm_model(config, classes):
 def _torch_tokenizer(config):
   import torch
 
+  class Transpose(torch.nn.Module):
+    def forward(self, x):
+      return x.transpose(1, 2)
+
   g = sizes.geometry(config)
   pads = tuple(before for before, _ in g.pads)
   return torch.nn.Sequential(
@@ -167,18 +171,8 @@ def _torch_tokenizer(config):
       sizes.CHANNELS, config.model.width, tuple(g.patch), tuple(g.stride), pads
     ),
     torch.nn.Flatten(2),
-    _Transpose(),
+    Transpose(),
   )
-
-
-def _Transpose():
-  import torch
-
-  class Transpose(torch.nn.Module):
-    def forward(self, x):
-      return x.transpose(1, 2)
-
-  return Transpose()
 
 
 def _torch(model, config, classes, steps, train, compiled=False):

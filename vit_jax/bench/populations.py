@@ -15,7 +15,7 @@ from vit_jax.bench import sizes
 from vit_jax.config import override
 command.prepare_jax()
 folder, length, members = sys.argv[1:]
-base = override(sizes.digits(), {"train.length": length})
+base = override(sizes.recipe("digits"), {"train.length": length})
 train.run(base, folder, members=[{"seed": i} for i in range(int(members))])
 """
 
@@ -28,7 +28,7 @@ def run(lengths, rounds) -> report.Result:
     rounds: turns.
   """
   for length in lengths:
-    override(sizes.digits(), {"train.length": length})
+    override(sizes.recipe("digits"), {"train.length": length})
   rows, raw = [], {}
   for length in lengths:
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def _apart(folder, length):
       [
         sys.executable,
         str(sizes.ROOT / "scripts" / "train.py"),
-        f"--config={sizes.DIGITS}",
+        f"--config={sizes.recipe_file('digits')}",
         f"--config.train.length={length}",
         f"--config.seed={seed}",
         f"--workdir={folder}/{seed}",

@@ -37,7 +37,6 @@ SIZES = {
 }
 CHANNELS = 3
 ROOT = pathlib.Path(__file__).parents[2]
-DIGITS = ROOT / "configs" / "digits.py"
 
 
 def make(name: str, changes=()) -> tuple[Config, int]:
@@ -57,9 +56,14 @@ def make(name: str, changes=()) -> tuple[Config, int]:
   return config.override(Config(), fixed | settings | dict(changes)), classes
 
 
-def digits() -> Config:
-  """Returns configs/digits.py, the run that is timed as a whole."""
-  spec = importlib.util.spec_from_file_location("digits", DIGITS)
+def recipe_file(name: str) -> pathlib.Path:
+  """Returns the file of one of our recipes."""
+  return ROOT / "configs" / f"{name}.py"
+
+
+def recipe(name: str) -> Config:
+  """Returns one of our recipes: a run that is timed as a whole."""
+  spec = importlib.util.spec_from_file_location(name, recipe_file(name))
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return config.parse(module.get_config())

@@ -12,7 +12,7 @@ from vit_jax.bench import race, report, sizes
 TRAIN = [sys.executable, str(sizes.ROOT / "scripts" / "train.py")]
 FIRST_STEP = [
   *TRAIN,
-  f"--config={sizes.DIGITS}",
+  f"--config={sizes.recipe_file('digits')}",
   "--config.train.log_every=1 steps",
 ]
 # What a peer's user waits for before the first step: imports, model, one step.

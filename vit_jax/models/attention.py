@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.models import ops
+
 # Weights that `chunked` forms at a time: 2 MiB, which stay in a cache.
 BLOCK = 2**19
 
@@ -88,8 +90,10 @@ def _mix_backward(kept, gradient):
   """With A = R / t (R `raised`, t `total`) and G = dO / t: dV = R^T G and, since the
   softmax takes dA to A (dA - rowsum(A dA)), dS = R (G V^T - rowsum(G O))."""
   q, k, v, raised, total, mixed = kept
-  share = (_heads_first(gradient).astype(jnp.float32) / total).astype(v.dtype)
-  mean = (share.astype(jnp.float32) * _heads_first(mixed)).sum(-1, keepdims=True)
+  wide = gradient.astype(jnp.float32)
+  share = (wide / ops.again(_heads_first(total), wide)).astype(v.dtype)
+  mean = _heads_first((share.astype(jnp.float32) * mixed).sum(-1, keepdims=True))
+  share = _heads_first(share)
   dv = _over_queries(raised, share)
   dscores = (raised * (_scores(share, v) - mean)).astype(q.dtype)
   dq = jnp.einsum("bhnm,bhmd->bhnd", dscores, k)

@@ -55,7 +55,7 @@ def _gelu_matmul_forward(x, kernel):
 
 def _gelu_matmul_backward(kept, dy):
   x, kernel = kept
-  hidden, back = jax.vjp(_gelu, _again(x, dy))
+  hidden, back = jax.vjp(_gelu, again(x, dy))
   return *back(dy @ kernel.T), _kernel_gradient(hidden, dy)
 
 
@@ -86,14 +86,17 @@ def _layer_norm_forward(x, scale, bias):
 
 def _layer_norm_backward(kept, dy):
   x, scale, bias = kept
-  _, back = jax.vjp(_layer_norm, _again(x, dy), scale, bias)
+  # The same numbers, which the compiler does not know: of `scale` itself it would spread
+  # the values over all tokens once, and keep them from the forward pass.
+  scale = jnp.minimum(scale, jnp.finfo(scale.dtype).max)
+  _, back = jax.vjp(_layer_norm, again(x, dy), scale, bias)
   return back(dy)
 
 
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def _again(x, dy):
+def again(x, dy):
   """Returns x as something that exists only when dy does, row by row.
 
   What is computed of it is computed in the backward pass. Of x itself the compiler would
