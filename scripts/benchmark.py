@@ -31,13 +31,15 @@ from vit_jax import command, config
 from vit_jax.bench import report, sizes
 
 flags.DEFINE_enum("size", "reference", list(sizes.SIZES), "train, eval: the model")
-flags.DEFINE_integer("rounds", 7, "turns that each contender takes", lower_bound=1)
+flags.DEFINE_integer(
+  "rounds", 7, "turns that each contender takes; recipe: races, 1 unless given", 1
+)
 flags.DEFINE_integer("steps", 8, "train, eval: steps of a turn", lower_bound=1)
 flags.DEFINE_list("peers", None, "train, eval: names of the peers; all, unless given")
 flags.DEFINE_list("tokens", ["65", "257", "1025"], "attention: lengths of sequences")
 flags.DEFINE_list("lengths", ["5 epochs", "20 epochs"], "population: of the runs")
 flags.DEFINE_float("target", 92, "recipe: test accuracy in %", 0, 100)
-flags.DEFINE_string("length", "30 epochs", "recipe: of the run; its schedule follows")
+flags.DEFINE_string("recipe_length", "30 epochs", "recipe: its schedule follows it")
 flags.DEFINE_string("out", None, "folder for the results")
 command.define_settings()
 
@@ -94,12 +96,13 @@ def _recipe():
   from vit_jax.bench import recipes
 
   f = flags.FLAGS
-  return recipes.run(f.target / 100, f.length, f.rounds)
+  rounds = f.rounds if f["rounds"].present else 1
+  return recipes.run(f.target / 100, f.recipe_length, rounds)
 
 
 class Subject(NamedTuple):
   run: Callable[[], report.Result]
-  reads: tuple[str, ...]  # flags, besides --rounds and --out
+  reads: tuple[str, ...]  # flags besides --rounds and --out; config: --config.NAME
 
 
 _OF_MODELS = ("size", "steps", "peers", "config")
@@ -111,7 +114,7 @@ SUBJECTS = {
   "startup": Subject(_startup, ()),
   "overhead": Subject(_overhead, ("config",)),
   "population": Subject(_population, ("lengths",)),
-  "recipe": Subject(_recipe, ("target", "length")),
+  "recipe": Subject(_recipe, ("target", "recipe_length")),
 }
 
 
@@ -134,7 +137,8 @@ def _check_flags(subject):
   given += ["config"] if command.changed_settings() else []
   for name in given:
     if name not in SUBJECTS[subject].reads:
-      raise command.ConfigError(f"{subject} does not read --{name}; leave it out")
+      flag = "config.NAME" if name == "config" else name
+      raise command.ConfigError(f"{subject} does not read --{flag}; leave it out")
 
 
 if __name__ == "__main__":

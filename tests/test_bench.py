@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import jax
 import pytest
@@ -13,6 +14,7 @@ from vit_jax.bench import (
   operators,
   peers,
   race,
+  recipes,
   report,
   sizes,
 )
@@ -199,6 +201,52 @@ RESULT = report.Result(
   notes={"settings": {"model.depth": 2}, "none": {}},
   raw={"seconds": {"ours": [1.0]}},
 )
+
+
+WRITES_ROWS = """
+import json, pathlib, sys, time
+folder, children = pathlib.Path(sys.argv[1]), sys.argv[2:]
+folder.mkdir()
+with (folder / "metrics.jsonl").open("w") as file:
+  for i in range(1000):
+    time.sleep(0.1)
+    row = {"step": i} | ({"test/accuracy": i / 100} if i % 2 else {})
+    print(json.dumps(row), file=file, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="stops processes by signals")
+def test_a_command_is_held_between_its_turns(tmp_path, monkeypatch):
+  monkeypatch.setattr(recipes, "TURN", 0.7)
+  command = recipes.Command(
+    [sys.executable, "-c", WRITES_ROWS, str(tmp_path / "run")], tmp_path / "run"
+  )
+  held = 0.0
+  while command.turn(0.15):
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    time.sleep(0.5)
+    held += 0.5
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
+  assert held >= 1
+  assert command.first(0.15) == command.seconds
+  # Row 15 comes 1.6 s after the start of the loop; a pause of the loop may end while it
+  # is held, the time that it was held is not counted.
+  assert [accuracy for _, accuracy in command.reached] == [
+    i / 100 for i in range(1, 16, 2)
+  ]
+  assert 1.0 <= command.seconds < 1.6 + 2
+  assert command.reached[-1][0] == command.seconds
+  assert command.reached[0][0] < command.reached[-1][0] - 0.5
+  assert command.ended
+
+
+def test_a_command_that_fails_says_why(tmp_path):
+  command = recipes.Command(
+    [sys.executable, "-c", "raise SystemExit('out of order')"], tmp_path
+  )
+  with pytest.raises(Missing, match="ended with 1: out of order"):
+    while command.turn(1.0):
+      pass
 
 
 def test_files_of_a_result(tmp_path, capsys):

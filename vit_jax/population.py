@@ -24,7 +24,8 @@ def over_members(fn, at_once: int):
   """
 
   def of_one(states, mapped, shared):
-    """As `vmap` of one member, but with the very products of `fn`."""
+    """Like `vmap` over a group of one, without a batch axis: the products are exactly
+    those of `fn`."""
     first = jax.tree.map(lambda leaf: leaf[0], (states, mapped))
     return jax.tree.map(lambda leaf: leaf[None], fn(*first, shared))
 

@@ -204,8 +204,8 @@ def make(
     updates, opt_state, info = optimizer.update(
       grads, state["opt_state"], params, step, hyper
     )
-    # That all which reads the old state comes before the verdict, and so before the new
-    # one is written, also spares the compiler copies of the old.
+    # The ratios read the old state. `finite`, on which the new one depends, depends on
+    # them, so that the compiler can write the new state over the old without a copy.
     ratios = _update_ratios(updates, params)
     checked = [metrics["loss"], info["gradient_norm"], *ratios.values()]
     finite = jnp.isfinite(jnp.stack(checked)).all()
@@ -247,13 +247,14 @@ def _micro_batches(leaf, parts):
 
 def _update_ratios(updates, params):
   """Returns |update| / |parameters| of each top-level part of the model; 0 where all
-  parameters are 0, as those of the head are at the start."""
+  parameters are 0, as those of the head are at the start. Not finite if the update is
+  not."""
 
   def norm(tree):
-    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+    return jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
 
   sizes = {name: norm(params[name]) for name in params}
   return {
-    f"update_ratio/{name}": jnp.where(size > 0, norm(updates[name]) / size, 0.0)
+    f"update_ratio/{name}": norm(updates[name]) / jnp.where(size > 0, size, jnp.inf)
     for name, size in sizes.items()
   }

@@ -3,9 +3,8 @@
 import importlib.util
 import pathlib
 
-from vit_jax import config, models
+from vit_jax import config
 from vit_jax.config import Config, ConfigError
-from vit_jax.models import patches
 
 # Reference: 65 tokens. Overlap: the same patches at half the stride, 257 tokens.
 _REFERENCE = {"data.image_size": 32, "data.batch_size": 128}
@@ -69,6 +68,8 @@ def recipe(name: str) -> Config:
   return config.parse(module.get_config())
 
 
-def geometry(size: Config) -> patches.Geometry:
-  """Returns where the patches of a size lie."""
+def geometry(size: Config):
+  """Returns where the patches of a size lie (`models.patches.Geometry`)."""
+  from vit_jax import models  # and with it JAX, which not every contender needs
+
   return models.geometry(size.model, size.data.image_size)

@@ -91,6 +91,7 @@ def _mix_backward(kept, gradient):
   softmax takes dA to A (dA - rowsum(A dA)), dS = R (G V^T - rowsum(G O))."""
   q, k, v, raised, total, mixed = kept
   wide = gradient.astype(jnp.float32)
+  # Of `total` itself the compiler would keep what it broadcast in the forward pass.
   share = (wide / ops.again(_heads_first(total), wide)).astype(v.dtype)
   mean = _heads_first((share.astype(jnp.float32) * mixed).sum(-1, keepdims=True))
   share = _heads_first(share)

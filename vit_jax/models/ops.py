@@ -86,8 +86,8 @@ def _layer_norm_forward(x, scale, bias):
 
 def _layer_norm_backward(kept, dy):
   x, scale, bias = kept
-  # The same numbers, which the compiler does not know: of `scale` itself it would spread
-  # the values over all tokens once, and keep them from the forward pass.
+  # Equal to `scale` where that is finite, which the compiler cannot tell: otherwise it
+  # broadcasts `scale` over all tokens in the forward pass, and keeps that.
   scale = jnp.minimum(scale, jnp.finfo(scale.dtype).max)
   _, back = jax.vjp(_layer_norm, again(x, dy), scale, bias)
   return back(dy)
