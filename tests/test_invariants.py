@@ -22,7 +22,6 @@ from vit_jax import (
   devices,
   evaluate,
   feed,
-  population,
   records,
   steps,
   train,
@@ -425,35 +424,6 @@ def test_one_all_reduce_a_step(tmp_path):
     "all-to-all": 0,
     "collective-permute": 0,
   }
-
-
-def test_no_copy_of_the_state_is_planned():
-  """Steps in a row, and the axis of members, need no more memory than one step. The
-  model is wide and the batch small, so that a copy of the state would show."""
-  cfg = tiny.make(model__width=256, model__heads=4, model__mlp_ratio=4)
-  job = train.prepare(cfg)
-  hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
-  state = jax.eval_shape(job.steps.init, hyper)
-  batch = {
-    "image": np.zeros((8, *job.data.train.images.shape[1:]), np.uint8),
-    "label": np.zeros(8, np.int32),
-    "row": np.zeros(8, np.int32),
-    "weight": np.zeros(8, np.float32),
-  }
-  alone = jax.jit(job.steps.train_step, donate_argnums=0).lower(state, batch, hyper)
-  many = jax.jit(
-    population.train_many(job.steps.train_step, 1, lambda tree: tree), donate_argnums=0
-  )
-  steps = {name: np.stack([leaf] * 4)[None] for name, leaf in batch.items()}
-  states = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), state
-  )
-  many = many.lower(states, steps, job.hypers, {}, {}, np.int32(4))
-  planned = [
-    program.compile().memory_analysis().temp_size_in_bytes for program in (alone, many)
-  ]
-  params = sum(leaf.size * 4 for leaf in jax.tree.leaves(state["params"]))
-  assert planned[1] < planned[0] + params / 4
 
 
 def test_fsdp_holds_a_quarter_of_the_state_on_each_of_four_devices():

@@ -125,7 +125,7 @@ def test_killed_and_stopped_equals_unbroken(tmp_path):
   assert records.equal(*rows) == []
 
 
-@pytest.mark.parametrize("broken", ["loss", "gradient", "update"])
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_changes_its_number_only(broken):
   job = train.prepare(tiny.make())
   hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
@@ -139,16 +139,11 @@ def test_a_step_that_is_not_finite_changes_its_number_only(broken):
   }
   if broken == "loss":
     state["params"]["head"]["bias"] += np.nan
-  elif broken == "gradient":  # too long for float32; the loss is finite
+  else:  # too long for float32; the loss is finite
     state["params"]["head"]["kernel"] += 1e22 * np.eye(16, 10)
-  else:  # a second moment below 0 has no root
-    of_head = state["opt_state"].nu["head"]
-    of_head["bias"] = of_head["bias"] - 9
   after, metrics = jax.jit(job.steps.train_step)(state, batch, hyper)
   known = [np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")]
-  assert known == {"loss": [False, False], "gradient": [True, False]}.get(
-    broken, [True, True]
-  )
+  assert known == [broken == "gradient", False]
   assert metrics["finite"] == 0 and after["step"] == 1
   for name in ("params", "opt_state"):
     jax.tree.map(np.testing.assert_array_equal, after[name], state[name])

@@ -7,7 +7,7 @@ class Stopped(Exception):
 
 
 class Diverged(Exception):
-  """A loss, gradient or update was not finite; the last good checkpoint stays."""
+  """A loss or gradient was not finite; the last good checkpoint stays."""
 
 
 def listed(items, most: int = 10) -> str:

@@ -179,13 +179,12 @@ class Loop:
     return state, 0
 
   def _check_finite(self, history):
-    """Raises `Diverged` at the first step whose loss, gradient or update is not finite."""
+    """Raises `Diverged` at the first step whose loss or gradient is not finite."""
     for first, values in history:
       for member, k in np.argwhere(values["finite"] == 0):
         self.step = step = first + int(k)  # the good steps, which the status tells
         losses_ = float(values["loss"][member, k])
         norm = float(values["gradient_norm"][member, k])
-        ratios = [v[member, k] for n, v in values.items() if "update_ratio/" in n]
         where = (
           f", member {self.job.members[member].name}"
           if len(self.job.members) > 1
@@ -195,8 +194,7 @@ class Loop:
           f"step {self.saved} is saved" if self.saved else "nothing was saved before"
         )
         raise Diverged(
-          f"step {step + 1}{where}: loss {losses_}, gradient norm {norm}, update ratio "
-          f"up to {np.max(ratios)} (examples "
+          f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
           f"{listed(self.source.examples(step, member))}); {kept}. Try a lower "
           "optim.lr, a longer optim.warmup, or optim.clip_norm"
         )

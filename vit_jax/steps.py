@@ -178,8 +178,8 @@ def make(
       hyper: traced settings.
       reduce: sums a tree over devices; the identity where `B` is the global batch.
 
-    A step whose loss, gradient or update is not finite changes nothing but the step
-    number; its `finite` is 0.
+    A step whose loss or gradient is not finite changes nothing but the step number;
+    its `finite` is 0.
     """
     step, params = state["step"], state["params"]
     grad = jax.grad(sums, has_aux=True)
@@ -204,11 +204,7 @@ def make(
     updates, opt_state, info = optimizer.update(
       grads, state["opt_state"], params, step, hyper
     )
-    # The ratios read the old state. `finite`, on which the new one depends, depends on
-    # them, so that the compiler can write the new state over the old without a copy.
-    ratios = _update_ratios(updates, params)
-    checked = [metrics["loss"], info["gradient_norm"], *ratios.values()]
-    finite = jnp.isfinite(jnp.stack(checked)).all()
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(info["gradient_norm"])
     new = {
       "params": jax.tree.map(jnp.add, params, updates),
       "opt_state": opt_state,
@@ -221,7 +217,7 @@ def make(
     old = {name: state[name] for name in new}
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     metrics |= info | {"finite": finite.astype(jnp.float32)}
-    metrics |= ratios
+    metrics |= _update_ratios(updates, params)
     return {"step": step + 1, **new}, metrics
 
   def eval_step(params, batch, hyper):
@@ -247,14 +243,13 @@ def _micro_batches(leaf, parts):
 
 def _update_ratios(updates, params):
   """Returns |update| / |parameters| of each top-level part of the model; 0 where all
-  parameters are 0, as those of the head are at the start. Not finite if the update is
-  not."""
+  parameters are 0, as those of the head are at the start."""
 
   def norm(tree):
-    return jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
   sizes = {name: norm(params[name]) for name in params}
   return {
-    f"update_ratio/{name}": norm(updates[name]) / jnp.where(size > 0, size, jnp.inf)
+    f"update_ratio/{name}": jnp.where(size > 0, norm(updates[name]) / size, 0.0)
     for name, size in sizes.items()
   }

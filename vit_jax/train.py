@@ -279,7 +279,7 @@ def run(
   Raises:
     ConfigError: settings or a folder that cannot be used.
     Stopped: SIGTERM or Ctrl-C; what there was to save is saved, the same call goes on.
-    Diverged: a loss, gradient or update was not finite; the last good checkpoint stays.
+    Diverged: a loss or gradient was not finite; the last good checkpoint stays.
   """
   base = config.parse(base)
   folder = records.resolve(workdir)
