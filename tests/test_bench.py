@@ -205,7 +205,7 @@ RESULT = report.Result(
 
 WRITES_ROWS = """
 import json, pathlib, sys, time
-folder, children = pathlib.Path(sys.argv[1]), sys.argv[2:]
+folder = pathlib.Path(sys.argv[1])
 folder.mkdir()
 with (folder / "metrics.jsonl").open("w") as file:
   for i in range(1000):

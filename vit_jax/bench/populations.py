@@ -72,15 +72,10 @@ def _together(folder, length):
 
 def _apart(folder, length):
   for seed in range(MEMBERS):
-    subprocess.run(
-      [
-        sys.executable,
-        str(sizes.ROOT / "scripts" / "train.py"),
-        f"--config={sizes.recipe_file('digits')}",
-        f"--config.train.length={length}",
-        f"--config.seed={seed}",
-        f"--workdir={folder}/{seed}",
-      ],
-      check=True,
-      capture_output=True,
+    command = sizes.train_command(
+      "digits",
+      workdir=f"{folder}/{seed}",
+      config__train__length=length,
+      config__seed=seed,
     )
+    subprocess.run(command, check=True, capture_output=True)

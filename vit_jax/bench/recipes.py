@@ -31,11 +31,10 @@ class Command:
   Attributes:
     seconds: how long it was let run, in all.
     reached: (seconds, accuracy) of each row with a test accuracy, when it was seen.
-    ended: whether it runs no more.
   """
 
   def __init__(self, command, folder: pathlib.Path, environment=None):
-    self.seconds, self.reached, self.ended = 0.0, [], False
+    self.seconds, self.reached = 0.0, []
     self._rows, self._read = folder / "metrics.jsonl", 0
     self._errors = folder.with_suffix(".stderr")
     with self._errors.open("w") as file:
@@ -80,7 +79,11 @@ class Command:
     """Ends it."""
     self._signal(signal.SIGKILL)
     self._process.wait()
-    self.ended = True
+
+  @property
+  def ended(self) -> bool:
+    """Whether it runs no more."""
+    return self._process.poll() is not None
 
   def _look(self):
     with contextlib.suppress(OSError), self._rows.open() as file:
@@ -105,8 +108,8 @@ class Command:
 
 def run(target, length, rounds) -> report.Result:
   """Races runs of configs/fashion_mnist.py to a test accuracy, both from the start of
-  the process, on the CPU, with nothing compiled. They take turns of some seconds, so that both meet
-  the same machine, until one is there; the other goes on alone.
+  the process, on the CPU, with nothing compiled. They take turns of some seconds, so
+  that both meet the same machine, until one is there; the other goes on alone.
 
   Args:
     target: accuracy from 0 to 1, measured after every epoch.
@@ -175,17 +178,16 @@ def _row(name, commands, times, target):
 def _race(folder, target, length, seed) -> dict[str, Command]:
   """Returns the commands that got through, after their last turn."""
   places = {name: folder / f"{name}-{seed}" for name in (OURS, THEIRS)}
-  arguments = {
-    OURS: [
-      str(sizes.ROOT / "scripts" / "train.py"),
-      f"--config={sizes.recipe_file(RECIPE)}",
-      f"--workdir={places[OURS]}",
-      f"--config.train.length={length}",
-      "--config.train.eval_every=1 epochs",
-      f"--config.seed={seed}",
-    ],
+  lines = {
+    OURS: sizes.train_command(
+      RECIPE,
+      workdir=places[OURS],
+      config__train__length=length,
+      config__train__eval_every="1 epochs",
+      config__seed=seed,
+    ),
     THEIRS: [
-      *("-m", "vit_jax.bench.recipe_torch"),
+      *(sys.executable, "-m", "vit_jax.bench.recipe_torch"),
       *(str(places[THEIRS]), length, str(seed)),
     ],
   }
@@ -195,8 +197,8 @@ def _race(folder, target, length, seed) -> dict[str, Command]:
   }
   with contextlib.ExitStack() as stack:
     commands = {}
-    for name, given in arguments.items():
-      commands[name] = Command([sys.executable, *given], places[name], environment)
+    for name, line in lines.items():
+      commands[name] = Command(line, places[name], environment)
       stack.callback(commands[name].stop)
     left = dict(commands)
     while left:

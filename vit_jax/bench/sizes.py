@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import sys
 
 from vit_jax import config
 from vit_jax.config import Config, ConfigError
@@ -36,6 +37,7 @@ SIZES = {
 }
 CHANNELS = 3
 ROOT = pathlib.Path(__file__).parents[2]
+TRAIN = str(ROOT / "scripts" / "train.py")
 
 
 def make(name: str, changes=()) -> tuple[Config, int]:
@@ -55,17 +57,27 @@ def make(name: str, changes=()) -> tuple[Config, int]:
   return config.override(Config(), fixed | settings | dict(changes)), classes
 
 
-def recipe_file(name: str) -> pathlib.Path:
-  """Returns the file of one of our recipes."""
-  return ROOT / "configs" / f"{name}.py"
-
-
 def recipe(name: str) -> Config:
   """Returns one of our recipes: a run that is timed as a whole."""
-  spec = importlib.util.spec_from_file_location(name, recipe_file(name))
+  spec = importlib.util.spec_from_file_location(name, _file(name))
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return config.parse(module.get_config())
+
+
+def train_command(name: str, **flags) -> list[str]:
+  """Returns the command line that trains one of our recipes.
+
+  Args:
+    name: as of `recipe`.
+    **flags: of scripts/train.py; `__` in a name stands for its dots.
+  """
+  given = (f"--{flag.replace('__', '.')}={value}" for flag, value in flags.items())
+  return [sys.executable, TRAIN, f"--config={_file(name)}", *given]
+
+
+def _file(name):
+  return ROOT / "configs" / f"{name}.py"
 
 
 def geometry(size: Config):

@@ -9,12 +9,6 @@ import time
 
 from vit_jax.bench import race, report, sizes
 
-TRAIN = [sys.executable, str(sizes.ROOT / "scripts" / "train.py")]
-FIRST_STEP = [
-  *TRAIN,
-  f"--config={sizes.recipe_file('digits')}",
-  "--config.train.log_every=1 steps",
-]
 # What a peer's user waits for before the first step: imports, model, one step.
 TIMM_FIRST_STEP = """
 import torch, timm
@@ -36,7 +30,7 @@ def run(rounds) -> report.Result:
       "python -c pass": _whole([sys.executable, "-c", "pass"]),
       "import jax": _whole([sys.executable, "-c", "import jax"]),
       "import vit_jax": _whole([sys.executable, "-c", "import vit_jax"]),
-      "train.py --help": _whole([*TRAIN, "--help"]),
+      "train.py --help": _whole([sys.executable, sizes.TRAIN, "--help"]),
       "first step of digits, all compiled before": _first_row(folder, cold=False),
       "first step of digits, nothing compiled": _first_row(folder, cold=True),
       "import timm": _whole([sys.executable, "-c", "import timm"]),
@@ -85,9 +79,12 @@ def _first_row(folder, cold):
     cache = folder / (f"cache-{count}" if cold else "cache")
     metrics = folder / name / "metrics.jsonl"
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+    command = sizes.train_command(
+      "digits", workdir=folder / name, config__train__log_every="1 steps"
+    )
     begin = time.perf_counter()
     process = subprocess.Popen(
-      [*FIRST_STEP, f"--workdir={folder / name}"],
+      command,
       env=environment,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,
