@@ -185,7 +185,7 @@ def prepare_jax(deterministic: bool = False) -> None:
   if not jax.config.jax_compilation_cache_dir:
     cache = os.path.join(os.path.expanduser("~"), ".cache", "vit_jax", "compiled")
     jax.config.update("jax_compilation_cache_dir", cache)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def _keep_memory():
