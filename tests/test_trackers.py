@@ -101,6 +101,28 @@ def test_tensorboard_has_a_folder_a_member(tmp_path):
 # ---------------------------------------------------------------- Weights & Biases
 
 
+def test_torch_is_not_imported_for_tensorboard(tmp_path):
+  """tensorboardX does where torch is there, which takes seconds."""
+  (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+  code = """
+import pathlib, sys
+from vit_jax import trackers
+board = trackers.TensorBoard(pathlib.Path("board"), None, 0)
+board.write(1, {"train/loss": 0.5}, None)
+board.close()
+assert "torch" not in sys.modules  # so that it can be imported later
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert list((tmp_path / "board").iterdir())
+
+
 def test_a_missing_wandb_is_said_in_one_line(tmp_path, monkeypatch):
   for module in (None, type(sys)("wandb")):  # absent; an empty folder of that name
     monkeypatch.setitem(sys.modules, "wandb", module)

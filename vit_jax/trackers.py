@@ -5,10 +5,12 @@ Each class has one signature: `write(step, numbers, member)`, `flush()`, `close(
 stays the source of truth; `records.Metrics` checks a row and hands it on to these.
 """
 
+import contextlib
 import importlib
 import math
 import os
 import re
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -39,8 +41,9 @@ class TensorBoard:
   def __init__(
     self, folder: epath.Path, members: Sequence[str] | None, start_step: int
   ):
-    from tensorboardX import event_file_writer, record_writer
-    from tensorboardX.proto import event_pb2, summary_pb2
+    with _absent("torch"):  # seconds; the part of tensorboardX that we use needs none
+      from tensorboardX import event_file_writer, record_writer
+      from tensorboardX.proto import event_pb2, summary_pb2
 
     self._event, self._summary = event_pb2.Event, summary_pb2.Summary
     scheme, separator, _ = os.fspath(folder).partition("://")
@@ -89,6 +92,19 @@ class TensorBoard:
   def close(self) -> None:
     for writer in self._writers:
       writer.close()
+
+
+@contextlib.contextmanager
+def _absent(module: str):
+  """Lets an optional import of a module fail, unless it was imported before."""
+  if module in sys.modules:
+    yield
+    return
+  sys.modules[module] = None
+  try:
+    yield
+  finally:
+    del sys.modules[module]
 
 
 def _single(value: float) -> float:
