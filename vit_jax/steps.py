@@ -160,7 +160,7 @@ def make(
 
     keys = row_keys(seed, "model", step, rows)
     values = objective.train(apply, batch, hyper, keys)
-    # A row of weight 0 is padding: its values, even if not finite, do not count.
+    # A row of weight 0 is padding: its values do not count.
     totals = {
       name: jnp.where(weight > 0, value * weight, 0).sum()
       for name, value in values.items()

@@ -39,8 +39,7 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
   config, classes = sizes.make(size, changes)
   sizes.geometry(config)  # refuses what cannot be, before anything starts
   arguments = (config, classes, steps, train)
-  needs = ("jax", "vit_jax.train")
-  starts = {OURS: lambda: Contender(ours, *arguments, needs=needs)}
+  starts = {OURS: lambda: Contender(ours, *arguments, needs=("jax", "vit_jax.train"))}
   for name, (make, needs) in peers.PEERS.items():
     if only is None or name in only:
       starts[name] = lambda make=make, needs=needs: _peer(
@@ -91,13 +90,17 @@ def run(what, *, size, rounds, steps, changes, only=None) -> report.Result:
     notes={
       "tokens": cost.tokens(config.model, sizes.geometry(config)),
       "GFLOP of a step, our formulas": flops / steps / 1e9,
-      "the compiler's count / ours": facts[OURS]["counted"] / (flops / steps),
+      "the compiler's count / ours": _quotient(facts[OURS]["counted"], flops / steps),
       "settings": dict(changes),
       "rounds": rounds,
       "steps of a round": steps,
     },
     raw={"seconds of each round": seconds},
   )
+
+
+def _quotient(counted, flops):
+  return None if counted is None else counted / flops
 
 
 def _peer(make, changes, arguments, needs):
@@ -146,9 +149,14 @@ def ours(config, classes, steps, train):
 
 def _counted(job, batch, train):
   """Returns the FLOPs of one step as the compiler counts them: that of one member, not
-  the program that loops over steps, whose body it would count once."""
+  the program that loops over steps, whose body it would count once. None where the step
+  itself has loops."""
   import jax
 
+  model = job.config.model
+  chunked = model.attention == "chunked"
+  if job.config.optim.accumulate > 1 or model.scan_layers or chunked:
+    return None
   hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
   state = jax.eval_shape(job.steps.init, hyper)
   if train:
