@@ -412,7 +412,8 @@ def test_one_all_reduce_a_step(tmp_path):
 
   loop = Loop(train.prepare(tiny.make()), tmp_path, tiny.Silent())
   source = feed.make(loop.job, loop.layout, 0)
-  lowered = loop.layout.lower(source.next(0, 5), loop.hypers, *source.data, np.int32(5))
+  span = np.array([0, 5], np.int32)
+  lowered = loop.layout.lower(source.next(0, 5), loop.hypers, *source.data, span)
   text = lowered.compile().as_text()
   counts = {
     kind: len(re.findall(rf" {kind}(?:-start)?\(", text))

@@ -10,7 +10,7 @@ from vit_jax.data import batches
 
 
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_changes_its_number_only(broken):
+def test_a_step_that_is_not_finite_changes_nothing(broken):
   job = train.prepare(tiny.make())
   hyper = jax.tree.map(lambda leaf: leaf[0], job.hypers)
   state = job.steps.init(hyper)
@@ -26,9 +26,8 @@ def test_a_step_that_is_not_finite_changes_its_number_only(broken):
   after, metrics = jax.jit(job.steps.train_step)(state, batch, hyper)
   known = [np.isfinite(metrics[n]) for n in ("loss", "gradient_norm")]
   assert known == [broken == "gradient", False]
-  assert metrics["finite"] == 0 and after["step"] == 1
-  for name in ("params", "opt_state"):
-    jax.tree.map(np.testing.assert_array_equal, after[name], state[name])
+  assert metrics["finite"] == 0
+  jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 def begun(job):

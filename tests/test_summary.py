@@ -146,7 +146,12 @@ def test_the_program_is_the_one_that_runs(parallel, monkeypatch):
   summary.compiled(job)
   ((state, *arguments),) = seen
   source = feed.make(job, layout, 0)
-  fed = (source.next(0, 5), layout.put(job.hypers), *source.data, np.int32(5))
+  fed = (
+    source.next(0, 5),
+    layout.put(job.hypers),
+    *source.data,
+    np.array([0, 5], np.int32),
+  )
 
   def described(leaf):
     return leaf.shape, np.dtype(leaf.dtype)

@@ -34,6 +34,9 @@ class Silent:
   def write(self, *_):
     pass
 
+  def end_member(self, *_):
+    pass
+
 
 def steps(cfg, folder, calls=1, members=({},)):
   """Makes `calls` calls of the compiled program; returns (loop, state, metrics)."""
@@ -47,8 +50,7 @@ def steps(cfg, folder, calls=1, members=({},)):
   metrics = []
   for call in range(calls):
     batch = source.next(call * count, count)
-    state, history = loop.layout.train(
-      state, batch, loop.hypers, *source.data, np.int32(count)
-    )
+    span = np.array([call * count, (call + 1) * count], np.int32)
+    state, history = loop.layout.train(state, batch, loop.hypers, *source.data, span)
     metrics.append(jax.device_get(history))
   return loop, jax.device_get(loop.layout.single(state)), metrics

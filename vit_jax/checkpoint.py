@@ -427,7 +427,7 @@ def load_params(run, *, step="latest", ema=False, member=None):
     raise ConfigError(f"{folder} was trained without optim.ema, so it has no average")
   prefix = "ema/" if ema else "params/"
   try:
-    arrays = _read_arrays(path, prefix)
+    arrays = read_arrays(path, prefix)
   except Damaged as error:
     # As a run that goes on does: the newest whole step. A step that was asked for by
     # number is that one or none.
@@ -437,7 +437,7 @@ def load_params(run, *, step="latest", ema=False, member=None):
     logging.warning("%s; trying the step before", error)
     path = folder / FOLDER / str(_newest(folder, before))
     try:
-      arrays = _read_arrays(path, prefix)
+      arrays = read_arrays(path, prefix)
     except Damaged as error:
       raise ConfigError(str(error)) from error
   params = {}
@@ -450,7 +450,12 @@ def load_params(run, *, step="latest", ema=False, member=None):
   return params, content, int(path.name)
 
 
-def _read_arrays(path, prefix):
+def read_arrays(path, prefix: str = "") -> dict[str, Any]:
+  """Returns by name, on the host, the arrays of a step folder that begin so.
+
+  Raises:
+    Damaged: it is not whole.
+  """
   meta = read_meta(path)
   names = [name for name in meta["tree"] if name.startswith(prefix)]
   return restore(path, {}, meta=meta, partial_names=names)

@@ -243,6 +243,10 @@ class Train:
   fsdp: bool = False
   # Members of a population that run at once; None: one on a CPU, all elsewhere.
   members_at_once: int | None = None
+  # Successive halving of a population, (rung, share): at the rung the best share of the
+  # members (on validation data) goes on, at rung / share that share of them, and so on.
+  # None: all train to the end.
+  halving: tuple[Duration, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -696,6 +700,14 @@ def _check(c: Config):
       c.optim.ema is not None or not metric.startswith("val_ema/"),
       f"train.best_metric={metric!r} needs optim.ema, as in optim.ema=0.999",
     )
+  if c.train.halving is not None:
+    rung, share = c.train.halving
+    written = f"train.halving={(str(rung), share)}"
+    need(
+      rung.amount > 0 and 0 < share < 1,
+      f"{written}: expected a rung above 0 and a share between 0 and 1",
+    )
+    need(c.data.val > 0, f"{written} compares on validation data; try data.val=0.1")
   _check_regex("optim.freeze", c.optim.freeze)
   for pattern, _ in c.optim.multipliers:
     _check_regex("optim.multipliers", pattern)

@@ -128,20 +128,20 @@ class Jit:
       lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), tree
     )
 
-  def train(self, state, batches, hypers, own, data, count):
-    return self._train(state, batches, hypers, own, data, count)
+  def train(self, state, batches, hypers, own, data, span):
+    return self._train(state, batches, hypers, own, data, span)
 
   def evaluate(self, params, hypers, own, batch):
     return self._evaluate(params, hypers, own, batch)
 
-  def lower(self, batches, hypers, own, data, count):
+  def lower(self, batches, hypers, own, data, span):
     """Returns the training program, lowered from shapes alone.
 
     Args:
       As of `train`; anything with `shape` and `dtype` serves, batches whole: [S, K, B].
     """
     batches = _shapes(batches, self._cut(2))
-    others = _shapes((hypers, own, data, count), self.whole)
+    others = _shapes((hypers, own, data, span), self.whole)
     return self._train.lower(self.abstract(hypers), batches, *others)
 
   def _cut(self, axis):
@@ -211,11 +211,11 @@ class Pmap:
 
   put_own = put
 
-  def train(self, state, batches, hypers, own, data, count):
-    state, metrics = self._train(state, batches, hypers, own, data, count)
+  def train(self, state, batches, hypers, own, data, span):
+    state, metrics = self._train(state, batches, hypers, own, data, span)
     return state, jax.tree.map(lambda leaf: leaf[0], metrics)
 
-  def lower(self, batches, hypers, own, data, count):
+  def lower(self, batches, hypers, own, data, span):
     copies = len(self.devices)
 
     def copied(leaf):
@@ -227,7 +227,7 @@ class Pmap:
       return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     state, *others = jax.tree.map(copied, (self.abstract(hypers), hypers, own, data))
-    return self._train.lower(state, jax.tree.map(cut, batches), *others, count)
+    return self._train.lower(state, jax.tree.map(cut, batches), *others, span)
 
   def evaluate(self, params, hypers, own, batch):
     values = self._evaluate(params, hypers, own, batch)

@@ -39,6 +39,7 @@ class Loop:
     self.layout = devices.make(job.config, job.steps, len(job.members))
     self.hypers = self.layout.put(job.hypers)
     self.metrics: dict[int, dict[str, float]] = {}  # last values, by member
+    self.ended: dict[int, dict] = {}  # who goes on no more: step, reason, message
     self.sums = meters.Sums()
     self.stop = None  # name of the signal that asked to stop
 
@@ -73,15 +74,15 @@ class Loop:
         count = min(job.config.train.steps_per_call, stop_at - self.step)
         with clock.waiting():
           batch = self.source.next(self.step, count)
+        span = np.array([self.step, self.step + count], np.int32)
         state, history = self.layout.train(
-          state, batch, self.hypers, *self.source.data, np.int32(count)
+          state, batch, self.hypers, *self.source.data, span
         )
         self.sums.add(self.step, count, history)
         self.step += count
         tracer.after(self.step, state)
         self.status.write("running", self.step, schedule.total)
         self._after_call(state, writer, saver, progress, clock)
-      self._check_finite(self.sums.flush())
       return self._finish(state)
 
   def _after_call(self, state, writer, saver, progress, clock):
@@ -90,20 +91,23 @@ class Loop:
     end = step == schedule.total
     log = step % schedule.log == 0 or end
     test = (schedule.evaluate and step % schedule.evaluate == 0) or end
+    test = test or step in schedule.rungs
     save = step % schedule.save == 0 or end
     stopping = self._asked_to_stop()
     if not (log or test or save or stopping):
       return
-    self._check_finite(self.sums.flush())
+    self._note_diverged(self.sums.flush())
     found = [{} for _ in self.job.members]
     if log:
       found = self.sums.means()
       clock_figures = clock.figures(step, self.job.config.data.batch_size)
-      found = [f | clock_figures for f in found]
+      found = [f and f | clock_figures for f in found]
     if test:
       with clock.paused():
         scores = self._evaluate(state, end)
       found = [f | s for f, s in zip(found, scores)]
+      if step in schedule.rungs:
+        self._drop(scores)
     evaluated = found[0] if test else {}
     self.metrics = {i: self.metrics.get(i, {}) | f for i, f in enumerate(found)}
     if writer:
@@ -117,7 +121,11 @@ class Loop:
       with clock.paused():
         if writer:
           writer.flush()
-        meta = {"metrics": _finite(evaluated), "running": self.sums.running()}
+        meta = {
+          "metrics": _finite(evaluated),
+          "running": self.sums.running(),
+          "ended": {str(i): how for i, how in self.ended.items()},
+        }
         saver.save(step, self.layout.single(state), meta)
         self.saved = step
     if stopping and not end:
@@ -125,8 +133,8 @@ class Loop:
       raise Stopped(f"{self.stop} at step {step}; the same command goes on from there")
 
   def _evaluate(self, state, end: bool):
-    """Returns the metrics of each member on validation data (at the end on test data
-    too; without validation data on test data, for the curve only)."""
+    """Returns the metrics of each member that goes on, on validation data (at the end
+    on test data too; without validation data on test data, for the curve only)."""
     data = self.job.datasets
     splits = {"val": [d.val for d in data]} if data[0].val is not None else {}
     if end or not splits:
@@ -139,8 +147,9 @@ class Loop:
       for split, parts in splits.items():
         values = evaluate.values(self.layout, state[name], self.hypers, parts, size)
         for member, value in enumerate(values):
-          for key, number in evaluate.metrics(value).items():
-            found[member][f"{split}{suffix}/{key}"] = number
+          if member not in self.ended:
+            for key, number in evaluate.metrics(value).items():
+              found[member][f"{split}{suffix}/{key}"] = number
     return found
 
   def _finish(self, state):
@@ -149,7 +158,7 @@ class Loop:
     if not self.metrics:
       scores = self._evaluate(state, end=True)
       self.metrics = dict(enumerate(scores))
-    return {m.name: self.metrics[i] for i, m in enumerate(self.job.members)}
+    return {m.name: self.metrics.get(i, {}) for i, m in enumerate(self.job.members)}
 
   def _first_state(self):
     """Returns the newest whole state of the folder, or a new one, and its step."""
@@ -158,6 +167,8 @@ class Loop:
     if found is not None:
       step, state, meta = found
       self.sums.restore(meta["running"])
+      for member, how in meta["ended"].items():
+        self._end(int(member), how)
       if jax.process_index() == 0:
         for name in checkpoint.set_aside(self.folder, step):
           logging.warning("a damaged step lies aside as %s", name)
@@ -178,26 +189,55 @@ class Loop:
       )
     return state, 0
 
-  def _check_finite(self, history):
-    """Raises `Diverged` at the first step whose loss or gradient is not finite."""
+  def _note_diverged(self, history):
+    """Ends each member at its first step whose loss or gradient is not finite.
+
+    Raises:
+      Diverged: none is left.
+    """
     for first, values in history:
-      for member, k in np.argwhere(values["finite"] == 0):
-        self.step = step = first + int(k)  # the good steps, which the status tells
-        losses_ = float(values["loss"][member, k])
-        norm = float(values["gradient_norm"][member, k])
-        where = (
-          f", member {self.job.members[member].name}"
-          if len(self.job.members) > 1
-          else ""
-        )
-        kept = (
-          f"step {self.saved} is saved" if self.saved else "nothing was saved before"
-        )
-        raise Diverged(
-          f"step {step + 1}{where}: loss {losses_}, gradient norm {norm} (examples "
-          f"{listed(self.source.examples(step, member))}); {kept}. Try a lower "
-          "optim.lr, a longer optim.warmup, or optim.clip_norm"
-        )
+      for member, finite in enumerate(values["finite"]):
+        if member not in self.ended and not finite.all():
+          self._diverge(member, first, {n: v[member] for n, v in values.items()})
+
+  def _diverge(self, member, first, values):
+    k = int(np.argmin(values["finite"]))
+    step, alone = first + k, len(self.job.members) == 1
+    loss, norm = float(values["loss"][k]), float(values["gradient_norm"][k])
+    message = (
+      f"step {step + 1}{'' if alone else f', member {self.job.members[member].name}'}: "
+      f"loss {loss}, gradient norm {norm} (examples "
+      f"{listed(self.source.examples(step, member))})"
+    )
+    hint = "Try a lower optim.lr, a longer optim.warmup, or optim.clip_norm"
+    self._end(member, {"step": step, "reason": "diverged", "message": message})
+    if any(i not in self.ended for i in range(len(self.job.members))):
+      logging.warning("%s; it goes on no more. %s", message, hint)
+      return
+    self.step = step  # the good steps, which the status tells
+    kept = f"step {self.saved} is saved" if self.saved else "nothing was saved before"
+    raise Diverged(f"{message}; {kept}. {hint}")
+
+  def _drop(self, scores):
+    """Ends the members that are not among the best at this rung."""
+    left = [i for i in range(len(self.job.members)) if i not in self.ended]
+
+    def order(member):
+      found = scores[member]
+      return -found.get("val/accuracy", 0.0), found["val/loss"], member
+
+    keep = self.job.schedule.rungs[self.step]
+    for place, member in enumerate(sorted(left, key=order)):
+      if place >= keep:
+        message = f"number {place + 1} of {len(left)} at step {self.step}"
+        self._end(member, {"step": self.step, "reason": "dropped", "message": message})
+
+  def _end(self, member, how):
+    """Takes a member out of the race; its state stays as it is."""
+    self.ended[member] = how
+    self.status.end_member(self.job.members[member].name, how)
+    active = np.array([i not in self.ended for i in range(len(self.job.members))])
+    self.hypers = self.layout.put({**self.job.hypers, "active": active})
 
   @contextlib.contextmanager
   def _signals(self):

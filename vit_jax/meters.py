@@ -18,10 +18,12 @@ class Sums:
   def __init__(self):
     self._pending = []
     self._totals: dict[str, list[float]] = {}
-    self._count = 0
+    self._counts: list[int] = []
+    self._rates: list[float] = []
 
   def add(self, step, count, history):
-    """Takes the metrics of a call, [S, K] each of which `count` steps were made."""
+    """Takes the metrics of a call, [S, K] each, of `count` steps; a member that ends at
+    a step that is not finite makes no more."""
     self._pending.append((step, count, history))
 
   def flush(self):
@@ -29,37 +31,42 @@ class Sums:
     out = []
     for step, count, history in self._pending:
       values = {n: np.asarray(v)[:, :count] for n, v in jax.device_get(history).items()}
+      # Steps before the first that is not finite, which is the last of its member.
+      made = np.cumprod(values["finite"] > 0, axis=1).sum(axis=1).tolist()
       for name, value in values.items():
         old = self._totals.get(name, [0.0] * len(value))
         # Summed in turn: the result does not depend on how steps were cut into calls.
-        self._totals[name] = [_summed(o, row) for o, row in zip(old, value)]
-      self._last = {n: v[:, -1] for n, v in values.items()}
-      self._count += count
+        self._totals[name] = [_summed(o, r[:m]) for o, r, m in zip(old, value, made)]
+      self._counts = [n + m for n, m in zip(self._counts or [0] * len(made), made)]
+      rates, old = values["learning_rate"], self._rates or [0.0] * len(made)
+      self._rates = [float(r[m - 1]) if m else o for r, m, o in zip(rates, made, old)]
       out.append((step, values))
     self._pending = []
     return out
 
   def means(self):
-    """Returns the means by member and begins anew."""
-    members = len(next(iter(self._totals.values())))
+    """Returns the means by member, nothing of one that has made no step, and begins
+    anew."""
     out = [
       {
-        f"train/{name}": total[i] / self._count
+        f"train/{name}": total[i] / count
         for name, total in self._totals.items()
-        if name != "finite"
+        if name != "finite" and count
       }
-      for i in range(members)
+      for i, count in enumerate(self._counts)
     ]
-    for i, row in enumerate(out):  # the rate of the last step, not a mean
-      row["train/learning_rate"] = float(self._last["learning_rate"][i])
-    self._totals, self._count = {}, 0
+    for row, rate in zip(out, self._rates):  # the rate of the last step, not a mean
+      if row:
+        row["train/learning_rate"] = rate
+    self._totals, self._counts = {}, []
     return out
 
   def running(self):
-    return {"totals": self._totals, "count": self._count}
+    return {"totals": self._totals, "counts": self._counts, "rates": self._rates}
 
   def restore(self, running):
-    self._totals, self._count = dict(running["totals"]), running["count"]
+    self._totals, self._counts = dict(running["totals"]), list(running["counts"])
+    self._rates = list(running["rates"])
 
 
 def _summed(start, row):

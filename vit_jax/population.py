@@ -65,10 +65,12 @@ def over_members(fn, at_once: int):
 
 
 def train_many(train_step, at_once: int, reduce):
-  """Returns `call(states, batches, hypers, data, count) -> (states, metrics)`.
+  """Returns `call(states, batches, hypers, own, data, span) -> (states, metrics)`.
 
-  `batches` has axes [S, K, B]; the first `count` of K steps are made (a traced number,
-  so that one program serves every length of call); metrics have axes [S, K].
+  `batches` has axes [S, K, B]; `span` is [first step, end], of at most K steps (traced,
+  so that one program serves every length of call); metrics have axes [S, K]. A member
+  whose own step number is behind has ended, at a step that was not finite or by
+  `hyper["active"]`: nothing of it changes, and its metrics are 0.
   """
 
   # Traced once, though the loops below ask for its shapes as well.
@@ -79,6 +81,7 @@ def train_many(train_step, at_once: int, reduce):
   def member(state, mapped, shared):
     batches, hyper, own = mapped
     data = {**shared["data"], **own}
+    first, end = shared["span"]
     steps = len(batches["row"])
 
     def step(k, state):
@@ -88,18 +91,23 @@ def train_many(train_step, at_once: int, reduce):
     _, metrics = jax.eval_shape(lambda state: step(0, state), state)
     history = jax.tree.map(lambda leaf: jnp.zeros((steps,), leaf.dtype), metrics)
 
-    def body(k, carry):
-      state, history = carry
+    def goes_on(carry):
+      now, state, _ = carry
+      return (now < end) & (state["step"] == now) & hyper["active"]
+
+    def body(carry):
+      now, state, history = carry
+      k = now - first
       state, metrics = step(k, state)
       history = jax.tree.map(lambda h, m: h.at[k].set(m), history, metrics)
-      return state, history
+      return now + 1, state, history
 
-    return jax.lax.fori_loop(0, shared["count"], body, (state, history))
+    return jax.lax.while_loop(goes_on, body, (first, state, history))[1:]
 
   mapped_call = over_members(member, at_once)
 
-  def call(states, batches, hypers, own, data, count):
-    shared = {"data": data, "count": count}
+  def call(states, batches, hypers, own, data, span):
+    shared = {"data": data, "span": span}
     return mapped_call(states, (batches, hypers, own), shared)
 
   return call
@@ -107,11 +115,21 @@ def train_many(train_step, at_once: int, reduce):
 
 def evaluate_many(eval_step, at_once: int):
   """Returns `call(params, hypers, own, batch) -> values`, [S, B] each; the images of
-  `own` are each member's, those of `batch` are for all."""
+  `own` are each member's, those of `batch` are for all. A member that is not active is
+  not evaluated: its values are 0."""
 
   def member(state, mapped, shared):
     params, hyper, own = mapped
-    return state, eval_step(params, {**shared, **own}, hyper)
+    batch = {**shared, **own}
+
+    def evaluate():
+      return eval_step(params, batch, hyper)
+
+    def nothing():
+      shapes = jax.eval_shape(evaluate)
+      return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return state, jax.lax.cond(hyper["active"], evaluate, nothing)
 
   mapped_call = over_members(member, at_once)
 

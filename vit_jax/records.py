@@ -190,6 +190,7 @@ class Status:
     self.path = resolve(workdir) / "status.json"
     self._main = main
     self._started = now()
+    self._ended = {}
     self._last_state = None
     self._last_time = -math.inf
 
@@ -218,6 +219,7 @@ class Status:
         "step": int(step),
         "total": int(total),
         "message": message,
+        "ended": self._ended,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "started": self._started,
@@ -225,6 +227,16 @@ class Status:
       },
     )
     self._last_state, self._last_time = state, clock
+
+  def end_member(self, name: str, how: Mapping[str, Any]) -> None:
+    """Notes, for the next write, that a member of a population goes on no more.
+
+    Args:
+      name: of the member.
+      how: `step`, `reason` ("diverged" or "dropped") and `message`.
+    """
+    self._ended[name] = dict(how)
+    self._last_time = -math.inf
 
 
 def read_status(workdir: str | os.PathLike) -> dict[str, Any] | None:

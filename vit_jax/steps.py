@@ -87,7 +87,8 @@ def row_keys(seed, name: str, step, rows):
 
 
 def hyper(config: config_lib.Config, warmup_steps: float, model: dict) -> dict:
-  """Returns the traced settings of a member, NumPy scalars named as in the config.
+  """Returns the traced settings of a member, NumPy scalars named as in the config, and
+  `active`: whether it is still in the race.
 
   Args:
     config: the member's configuration.
@@ -110,7 +111,7 @@ def hyper(config: config_lib.Config, warmup_steps: float, model: dict) -> dict:
     },
   }
   scalars = jax.tree.map(np.float32, scalars)
-  return {"seed": seed_words(config.seed), **scalars}
+  return {"seed": seed_words(config.seed), "active": np.True_, **scalars}
 
 
 def make(
@@ -178,8 +179,8 @@ def make(
       hyper: traced settings.
       reduce: sums a tree over devices; the identity where `B` is the global batch.
 
-    A step whose loss or gradient is not finite changes nothing but the step number;
-    its `finite` is 0.
+    A step whose loss or gradient is not finite changes nothing, not even the step
+    number; its `finite` is 0.
     """
     step, params = state["step"], state["params"]
     grad = jax.grad(sums, has_aux=True)
@@ -218,7 +219,7 @@ def make(
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     metrics |= info | {"finite": finite.astype(jnp.float32)}
     metrics |= _update_ratios(updates, params)
-    return {"step": step + 1, **new}, metrics
+    return {"step": step + finite.astype(step.dtype), **new}, metrics
 
   def eval_step(params, batch, hyper):
     """Returns what the objective says of each example: a dict of [B] arrays."""

@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax import devices, models, optim, train
 from vit_jax.data import batches
 from vit_jax.models import cost
+from vit_jax.tables import aligned
 
 Rows = list[tuple[str, ...]]
 BLOCK = re.compile(r"block_\d+")
@@ -30,7 +31,7 @@ def text(job: train.Job) -> str:
     parts["cost"] = _cost(job)
   parts["plan"] = _plan(job)
   parts["memory of the training program"] = _memory(job)
-  return "\n\n".join(f"{title}\n{_aligned(rows)}" for title, rows in parts.items())
+  return "\n\n".join(f"{title}\n{aligned(rows)}" for title, rows in parts.items())
 
 
 def _data(job) -> Rows:
@@ -259,7 +260,9 @@ def compiled(job: train.Job):
         name: _shape((len(splits), *shape), dtype)
         for name, (shape, dtype) in pixels.items()
       }
-  return layout.lower(batch, job.hypers, own, shared, np.int32(1)).compile()
+  return layout.lower(
+    batch, job.hypers, own, shared, np.array([0, 1], np.int32)
+  ).compile()
 
 
 def _shape(shape, dtype):
@@ -273,12 +276,3 @@ def _bytes(count) -> str:
       return f"{count:.4g} {unit}"
     count /= 1024
   return ""
-
-
-def _aligned(rows: Rows) -> str:
-  """Returns a table: columns padded, numbers (all but the first column) as they are."""
-  widths = [
-    max(len(row[i]) for row in rows if len(row) > i) for i in range(max(map(len, rows)))
-  ]
-  lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)) for row in rows)
-  return "\n".join(f"  {line}".rstrip() for line in lines)

@@ -7,6 +7,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -86,11 +87,12 @@ class Schedule:
   evaluate: int
   save: int
   keep_every: int | None
+  rungs: Mapping[int, int]  # after which step how many members go on
 
   def next_stop(self, step: int) -> int:
     """Returns the next step after `step` at which something is due."""
     stops = [(step // n + 1) * n for n in (self.log, self.evaluate, self.save) if n]
-    return min([*stops, self.total])
+    return min([*stops, *(r for r in self.rungs if r > step), self.total])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +147,8 @@ def prepare(
     ConfigError: settings that do not fit the data or each other.
   """
   given = {"model": model, "loss": loss, "data": data}
-  names = names or [str(i) for i in range(len(members))]
-  population = tuple(
-    Member(name, dict(changes), config.override(base, changes))
-    for name, changes in zip(names, members)
-  )
-  _check_members(base, population)
-  found = _load(population, data)
+  trials = population(base, members, names)
+  found = _load(trials, data)
   if base.train.best_metric is not None and found[0].val is None:
     raise ConfigError(
       f"train.best_metric={base.train.best_metric!r} needs validation data; try "
@@ -179,7 +176,7 @@ def prepare(
 
   plans = [
     optim.Plan(total, length(m.config.optim.cooldown), length(m.config.optim.warmup))
-    for m in population
+    for m in trials
   ]
   for plan in plans:
     optim.check_plan(plan)
@@ -187,12 +184,12 @@ def prepare(
   optimizer = optim.make(base.optim, plans[0], base.model.depth)
   hypers = [
     steps.hyper(m.config, plan.warmup, models.traceable(m.config.model))
-    for m, plan in zip(population, plans)
+    for m, plan in zip(trials, plans)
   ]
   every = base.train.keep_every
   return Job(
     config=base,
-    members=population,
+    members=trials,
     datasets=tuple(found),
     model=model,
     objective=objective,
@@ -204,6 +201,7 @@ def prepare(
       evaluate=length(base.train.eval_every),
       save=max(1, length(base.train.checkpoint_every)),
       keep_every=None if every is None else max(1, length(every)),
+      rungs=_rungs(base.train.halving, length, total, len(trials)),
     ),
     steps=steps.make(base, model, objective, optimizer, shape),
     hypers=jax.tree.map(lambda *leaves: np.stack(leaves), *hypers),
@@ -211,39 +209,72 @@ def prepare(
   )
 
 
-def _check_members(base, population):
-  for member in population:
+def _rungs(halving, length, total, members):
+  """Returns how many members go on after which step (Jamieson & Talwalkar 2016)."""
+  rungs = {}
+  if halving is None:
+    return rungs
+  first, share = halving
+  step, left = max(1, length(first)), members
+  while step < total and left > 1:
+    left = max(1, math.ceil(left * share - 1e-9))
+    rungs[step] = left
+    step = max(step + 1, round(step / share))
+  return rungs
+
+
+def population(
+  base: Config,
+  members: Sequence[Mapping[str, Any]],
+  names: Sequence[str] | None = None,
+) -> tuple[Member, ...]:
+  """Returns the members of a run; see `prepare`.
+
+  Raises:
+    ConfigError: overrides of what is fixed in the program, or names that are not unique.
+  """
+  names = names or [str(i) for i in range(len(members))]
+  trials = tuple(
+    Member(name, dict(changes), config.override(base, changes))
+    for name, changes in zip(names, members)
+  )
+  _check_members(base, trials)
+  return trials
+
+
+def _check_members(base, trials):
+  for member in trials:
     for name in member.overrides:
       if name not in TRACED:
         raise ConfigError(
           f"member {member.name!r}: {name} is fixed in the program, so members cannot "
           f"differ in it; they can in {', '.join(TRACED)}"
         )
-  names = [m.name for m in population]
+  names = [m.name for m in trials]
   if len(set(names)) < len(names):
     raise ConfigError(f"names of members are not unique: {names}")
-  if base.train.best_metric is not None and len(population) > 1:
+  if base.train.best_metric is not None and len(trials) > 1:
     raise ConfigError(
       f"train.best_metric={base.train.best_metric!r} is for one member: all members are "
       "saved together, and their best steps differ; try train.keep"
     )
   # A part that is off in the base is left out of the program.
   for name in LEFT_OUT:
-    for member in population:
+    for member in trials:
       if config.value(member.config, name) and not config.value(base, name):
         raise ConfigError(
           f"member {member.name!r} sets {name}, which is off in the base: set it there"
         )
 
 
-def _load(population, data):
+def _load(trials, data):
   """Returns the data set of each member: one for all, or one a seed."""
   by_seed = {}
-  for member in population:
+  for member in trials:
     seed = member.config.seed
     if seed not in by_seed:
       by_seed[seed] = data or datasets.load(member.config.data, seed)
-  found = [by_seed[m.config.seed] for m in population]
+  found = [by_seed[m.config.seed] for m in trials]
   if len(by_seed) > 1 and not batches.is_resident(found[0].train):
     raise ConfigError("members that stream their data must share one seed")
   return found

@@ -127,13 +127,15 @@ def ours(config, classes, steps, train):
   batch = _batch(job.data.train, config.data.batch_size)
   facts = {"parameters": size, "counted": _counted(job, batch, train)}
   if train:
-    source, count = feed.make(job, layout, 0), np.int32(steps)
+    source, made = feed.make(job, layout, 0), 0
 
     def go():
-      nonlocal state
-      chosen = source.next(0, steps)
-      state, _ = layout.train(state, chosen, hypers, *source.data, count)
-      jax.block_until_ready(state)
+      nonlocal state, made
+      chosen, span = source.next(0, steps), np.array([made, made + steps], np.int32)
+      state, _ = layout.train(state, chosen, hypers, *source.data, span)
+      made += steps
+      if state["step"][0] != made:
+        raise ValueError("a step was not finite")
 
   else:
     params, placed = state["params"], layout.put(batch, 0)
