@@ -1,10 +1,9 @@
 """The models that are compared, as our own settings; peers are built from the same."""
 
-import importlib.util
 import pathlib
 import sys
 
-from vit_jax import config
+from vit_jax import config, config_files
 from vit_jax.config import Config, ConfigError
 
 # Reference: 65 tokens. Overlap: the same patches at half the stride, 257 tokens.
@@ -59,10 +58,7 @@ def make(name: str, changes=()) -> tuple[Config, int]:
 
 def recipe(name: str) -> Config:
   """Returns one of our recipes: a run that is timed as a whole."""
-  spec = importlib.util.spec_from_file_location(name, _file(name))
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return config.parse(module.get_config())
+  return config.parse(config_files.read(_file(name)))
 
 
 def train_command(name: str, **flags) -> list[str]:
