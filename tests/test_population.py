@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import checkpoint, records, train
+from vit_jax import checkpoint, population, records, train
 from vit_jax.config import ConfigError
 from vit_jax.errors import Diverged
 
@@ -139,3 +139,27 @@ def test_halving_that_cannot_be_is_refused():
     tiny.make(train__halving=("4 steps", 2), data__val=0.2)
   with pytest.raises(ConfigError, match="train.halving="):
     tiny.make(train__halving="4 steps", data__val=0.2)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_member_that_ended_stays_so_when_its_steps_would_be_finite_again(at_once):
+  """Only step 1 of the second member is not finite; the third is not active."""
+
+  def step(state, batch, hyper, reduce):
+    del reduce
+    finite = hyper["bad"] != batch["row"][0]
+    state = jax.tree.map(lambda leaf: leaf + finite.astype(leaf.dtype), state)
+    return state, {"finite": finite.astype(np.float32)}
+
+  call = population.train_many(step, at_once, None)
+  members = 4
+  state = {"step": np.zeros(members, np.int32), "x": np.zeros(members, np.float32)}
+  hypers = {"bad": np.array([9, 1, 9, 9]), "active": np.array([1, 1, 0, 1], bool)}
+  for first in (0, 3):
+    rows = np.broadcast_to(np.arange(first, first + 3)[:, None], (members, 3, 2))
+    batches = {"row": rows, "image": rows}
+    span = np.array([first, first + 3], np.int32)
+    state, history = jax.jit(call)(state, batches, hypers, {}, {}, span)
+    assert history["finite"].tolist()[0] == [1, 1, 1]
+  assert state["step"].tolist() == [6, 1, 0, 6]
+  assert state["x"].tolist() == [6, 1, 0, 6]
