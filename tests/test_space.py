@@ -60,7 +60,7 @@ def test_samples_cover_the_ranges_evenly():
   logs = [math.log10(t["optim.lr"]) for t in trials]
   for low in range(-4, 0):
     assert 95 <= sum(low <= value < low + 1 for value in logs) <= 105
-  assert all(0.1 <= t["optim.weight_decay"] < 0.3 for t in trials)
+  assert all(0.1 <= t["optim.weight_decay"] <= 0.3 for t in trials)
   depths = [t["model.depth"] for t in trials]
   assert {depths.count(d) for d in (2, 3, 4, 5)} <= set(range(95, 106))
   assert all(isinstance(d, int) for d in depths)

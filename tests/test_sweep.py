@@ -262,14 +262,18 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path):
 
 
 def test_dry_run_and_commands(tmp_path):
-  path = file(tmp_path)
+  path = file(tmp_path, base='{"data__val": 0.2}')
   code, out, err = ran(tmp_path, f"--sweep={path}", "--workdir=runs", "--dry_run")
   assert code == 0, err
   assert out.startswith("6 trials in 2 programs; ")
   assert not (tmp_path / "runs").exists()
-  flag = "--config.train.length=5 steps"
+  # Together with data.val of the file they can be, with the defaults they could not.
+  settings = [
+    "--config.train.length=5 steps",
+    "--config.train.halving=('4 steps', 0.5)",
+  ]
   code, out, err = ran(
-    tmp_path, f"--sweep={path}", "--workdir=runs", "--launcher=commands", flag
+    tmp_path, f"--sweep={path}", "--workdir=runs", "--launcher=commands", *settings
   )
   assert code == 0, err
   lines = out.strip().splitlines()

@@ -142,7 +142,7 @@ def _parse(arguments):
       empty = flags.FLAGS[name].present and flags.FLAGS[name].value == ""
       if empty and not name.startswith("config."):
         raise ConfigError(f"--{name} is empty; leave it out or give a value")
-    if "config" in flags.FLAGS and flags.FLAGS.config is not None:
+    if _has_config_file() and flags.FLAGS.config is not None:
       parsed_config()
     return left
   except ConfigError as error:
@@ -159,6 +159,12 @@ def _parse(arguments):
       _fail(f"--config: unknown setting {unknown[1]!r}{hint}")
     _fail(f"--config: {type(error).__name__}: {error}")
   return None
+
+
+def _has_config_file() -> bool:
+  """Whether --config is a file: settings without one are checked with what they change,
+  which the script knows."""
+  return "config" in flags.FLAGS and flags.FLAGS["config"].default is None
 
 
 def _check_names(arguments):

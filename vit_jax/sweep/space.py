@@ -46,7 +46,10 @@ class Range(NamedTuple):
       value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     else:
       value = low + share * (high - low)
-    return min(math.floor(value), int(self.high)) if self.whole else value
+    if self.whole:
+      return min(math.floor(value), int(self.high))
+    # Four digits, so that names can be read; not beyond the ends.
+    return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
 def uniform(low: float, high: float) -> Range:
