@@ -5,7 +5,8 @@
     python scripts/sweep.py --workdir runs/lr --status
 
 A sweep file has get_config(), what all trials share, and get_sweep(), a list of overrides
-(`vit_jax/sweep/space.py`) or a search (`vit_jax/sweep/search.py`). What is done is not done again: the same command goes on.
+(`vit_jax/sweep/space.py`) or a search (`vit_jax/sweep/search.py`). What is done is not
+done again: the same command goes on.
 """
 
 import shlex

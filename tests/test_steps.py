@@ -40,16 +40,20 @@ def begun(job):
   return hyper, state
 
 
-def test_an_unreadable_image_counts_for_nothing():
-  """A row of weight 0 changes neither loss nor gradient."""
-  job = train.prepare(tiny.make())
-  hyper, state = begun(job)
-  batch = {
+def fourth_unreadable(job):
+  return {
     "image": job.data.train.images[:8],
     "label": job.data.train.labels[:8],
     "row": np.arange(8, dtype=np.int32),
     "weight": np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32),
   }
+
+
+def test_an_unreadable_image_counts_for_nothing():
+  """A row of weight 0 changes neither loss nor gradient."""
+  job = train.prepare(tiny.make())
+  hyper, state = begun(job)
+  batch = fourth_unreadable(job)
   other = {**batch, "image": batch["image"].copy()}
   other["image"][3] = 255 - other["image"][3]
   seven = {name: np.delete(value, 3, 0) for name, value in batch.items()}
@@ -70,12 +74,7 @@ def test_an_unreadable_image_is_mixed_into_no_other(kind):
   cfg = config.override(cfg, {"augment.cutmix": float(kind == "cutmix")})
   job = train.prepare(cfg)
   hyper, state = begun(job)
-  batch = {
-    "image": job.data.train.images[:8],
-    "label": job.data.train.labels[:8],
-    "row": np.arange(8, dtype=np.int32),
-    "weight": np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32),
-  }
+  batch = fourth_unreadable(job)
   other = {name: value.copy() for name, value in batch.items()}
   other["image"][3] = 255 - other["image"][3]
   other["label"][3] = (other["label"][3] + 1) % job.inputs.classes

@@ -1,6 +1,6 @@
 """A run small enough for tests: 8x8 images, width 16, two blocks."""
 
-from vit_jax import config, feed, train
+from vit_jax import checkpoint, config, feed, records, train
 from vit_jax.loop import Loop
 
 
@@ -54,3 +54,14 @@ def steps(cfg, folder, calls=1, members=({},)):
     state, history = loop.layout.train(state, batch, loop.hypers, *source.data, span)
     metrics.append(jax.device_get(history))
   return loop, jax.device_get(loop.layout.single(state)), metrics
+
+
+def assert_same_runs(one, other, step):
+  """Two run folders hold the same rows, and the same bits in the state of a step."""
+  import numpy as np
+
+  assert records.equal(records.read(one), records.read(other)) == []
+  a, b = (checkpoint.read_arrays(p / "checkpoints" / str(step)) for p in (one, other))
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name], err_msg=name)

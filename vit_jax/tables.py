@@ -10,3 +10,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
   ]
   lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)) for row in rows)
   return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def number(value: int | None) -> str:
+  """Returns a whole number as a table shows it."""
+  return "-" if value is None else f"{value:,}"

@@ -414,14 +414,19 @@ def _described(members) -> str:
   return ", ".join(f"{m['name']} {m['overrides']}" for m in members)
 
 
-def _compare_identity(folder, job, content, members):
-  old = checkpoint.read_config(folder)
-  was, now = old["config"], job.config
-  changed = [
+def differences(was: Config, now: Config) -> list[str]:
+  """Returns in words which settings that change numbers are others now."""
+  return [
     f"{name} was {config.value(was, name)!s}, is {config.value(now, name)!s}"
     for name in config.names()
     if name not in FREE and config.value(was, name) != config.value(now, name)
   ]
+
+
+def _compare_identity(folder, job, content, members):
+  old = checkpoint.read_config(folder)
+  was, now = old["config"], job.config
+  changed = differences(was, now)
   old_members = checkpoint.read_members(folder)
   if old_members != members["members"]:
     changed.append(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import checkpoint, lock, models, records, signals, train
+from vit_jax.command import STOPPED
 from vit_jax.config import Config, ConfigError
 from vit_jax.data import batches, datasets
 from vit_jax.errors import Stopped
@@ -24,7 +25,6 @@ from vit_jax.models import cost
 from vit_jax.sweep import plan
 
 FILE = "sweep.json"
-STOPPED = 75  # the exit code of a run that was stopped and can go on
 # Of a group. "killed": it says that it runs, but no process holds its folder.
 STATES = ("waiting", "running", "killed", "stopped", "failed", "done")
 

@@ -2,9 +2,8 @@
 
 import time
 
-from vit_jax import records
 from vit_jax.sweep import launch, results
-from vit_jax.tables import aligned
+from vit_jax.tables import aligned, number
 
 # Share of the rate of a large product that a training step is taken to have, before
 # anything of the sweep was measured.
@@ -28,18 +27,16 @@ def plan(folder, groups) -> str:
         group.id,
         str(len(group.trials)),
         f"{facts['steps']:,}",
-        _number(facts.get("tokens")),
-        _number(facts.get("parameters")),
+        number(facts.get("tokens")),
+        number(facts.get("parameters")),
         f"{facts['macs'] / 1e6:,.2f}" if "macs" in facts else "-",
         _hours(_left(group, state), rate),
         state["state"],
       )
     )
   trials = sum(len(group.trials) for group in groups)
-  left = [_left(group, state) for group, state in zip(groups, states)]
-  whole = None if None in left else sum(left)
   return (
-    f"{trials} trials in {len(groups)} programs; {_hours(whole, rate)} hours left, "
+    f"{trials} trials in {len(groups)} programs; {_hours(_all_left(groups, states), rate)} hours left, "
     f"{source}\n{aligned(rows)}"
   )
 
@@ -67,9 +64,7 @@ def status(folder) -> str:
   for group, state in zip(groups, states):
     counts[state["state"]] += len(group.trials)
   said = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
-  left = [_left(group, state) for group, state in zip(groups, states)]
-  whole = None if None in left else sum(left)
-  return f"trials: {said}; {_hours(whole, rate)} hours left, {source}\n{aligned(rows)}"
+  return f"trials: {said}; {_hours(_all_left(groups, states), rate)} hours left, {source}\n{aligned(rows)}"
 
 
 def _state(folder, group):
@@ -88,6 +83,11 @@ def _left(group, state):
   return group.facts["flops"] * len(group.trials) * share
 
 
+def _all_left(groups, states):
+  left = [_left(group, state) for group, state in zip(groups, states)]
+  return None if None in left else sum(left)
+
+
 def _hours(flops, rate) -> str:
   return "-" if flops is None else f"{flops / rate / 3600:.2f}"
 
@@ -98,20 +98,13 @@ def _rate(folder, groups, states) -> tuple[float, str]:
   for group, state in zip(groups, states):
     if state["step"] and "flops" in group.facts:
       done = group.facts["flops"] * len(group.trials) * state["step"] / state["total"]
-      taken = _seconds(launch.run_folder(folder, group.id))
+      taken = results.seconds(results.rows_of(launch.run_folder(folder, group.id)))
       if taken:
         flops, seconds = flops + done, seconds + taken
   if seconds:
     return flops / seconds, "at the rate of the steps so far"
   rate = UTILISATION * _product_rate()
   return rate, f"if a step has {UTILISATION:.0%} of the rate of a large product here"
-
-
-def _seconds(place) -> float:
-  try:
-    return results.seconds(records.read(place))
-  except FileNotFoundError:
-    return 0.0
 
 
 def _product_rate(side: int = 2048, rounds: int = 3) -> float:
@@ -128,7 +121,3 @@ def _product_rate(side: int = 2048, rounds: int = 3) -> float:
     multiply(a, a).block_until_ready()
     best = max(best, 2 * side**3 / (time.perf_counter() - begin))
   return best
-
-
-def _number(value) -> str:
-  return "-" if value is None else f"{value:,}"

@@ -45,7 +45,7 @@ class Group:
     id: name of its folder.
     base: configuration of the run.
     trials: its members.
-    facts: what `facts` says of one member.
+    facts: of one member: steps, and of a ViT tokens, parameters, macs and flops.
   """
 
   id: str
@@ -223,13 +223,7 @@ def extended(
     if trial is None:
       wrong.append(f"trial {before.name!r} is gone")
       continue
-    changed = [
-      f"{n} was {config_lib.value(before.config, n)!s}, is "
-      f"{config_lib.value(trial.config, n)!s}"
-      for n in config_lib.names()
-      if n not in train.FREE
-      and config_lib.value(before.config, n) != config_lib.value(trial.config, n)
-    ]
+    changed = train.differences(before.config, trial.config)
     if changed:
       wrong.append(f"trial {before.name!r}: {', '.join(changed)}")
   if wrong:

@@ -17,6 +17,7 @@ from vit_jax import records
 from vit_jax.config import ConfigError
 from vit_jax.sweep import launch, results, statistics
 from vit_jax.sweep.page import Link, Page
+from vit_jax.tables import number
 
 # Metrics that are fractions, shown in percent.
 _SHARES = ("accuracy", "top5", "ece")
@@ -45,22 +46,26 @@ class Question:
   band: float | None = None
 
   @property
+  def _is_share(self) -> bool:
+    return self.metric.endswith(_SHARES)
+
+  @property
   def scale(self) -> float:
-    return 100.0 if self.metric.endswith(_SHARES) else 1.0
+    return 100.0 if self._is_share else 1.0
 
   @property
   def unit(self) -> str:
-    return " points" if self.metric.endswith(_SHARES) else ""
+    return " points" if self._is_share else ""
 
   @property
   def shown_metric(self) -> str:
-    return f"{self.metric} in %" if self.metric.endswith(_SHARES) else self.metric
+    return f"{self.metric} in %" if self._is_share else self.metric
 
   @property
   def tolerance(self) -> float:
     if self.band is not None:
       return self.band
-    return 0.25 if self.metric.endswith(_SHARES) else 0.01
+    return 0.25 if self._is_share else 0.01
 
 
 def write(folder, question: Question, out=None) -> Any:
@@ -126,8 +131,8 @@ def _arm_table(page, question, arms, values, place, out):
       row += ["0", "-", "-", "-"]
     taken = [m.seconds for m in members if m.state == results.DONE]
     row += [
-      _count(facts.get("tokens")),
-      _count(facts.get("parameters")),
+      number(facts.get("tokens")),
+      number(facts.get("parameters")),
       f"{facts['macs'] / 1e6:,.2f}" if "macs" in facts else "-",
       f"{sum(taken) / len(taken):,.1f}" if taken else "-",
       _links(members, place, out),
@@ -154,7 +159,7 @@ def _links(members, place, out):
   """Leads to the run folder of an arm; to the first of several."""
   groups = list(dict.fromkeys(m.group for m in members))
   text = groups[0] + (f" and {len(groups) - 1} more" if len(groups) > 1 else "")
-  return Link(text, _relative(place / "groups" / groups[0], out))
+  return Link(text, _relative(launch.run_folder(place, groups[0]), out))
 
 
 def _relative(target, out):
@@ -301,10 +306,6 @@ def _figure(value: float) -> str:
 
 def _interval(low: float, high: float) -> str:
   return "-" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
-
-
-def _count(value) -> str:
-  return "-" if value is None else f"{value:,}"
 
 
 def parts(text: str | Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax import config, records
 from vit_jax.config import ConfigError
 from vit_jax.sweep import launch, plan
+from vit_jax.sweep.space import ARM
 
 DONE = "done"
 
@@ -46,7 +47,7 @@ class Outcome:
 
   def setting(self, name: str) -> Any:
     """Returns its value of a setting, or the name of its arm."""
-    if name == "arm":
+    if name == ARM:
       return self.trial.arm
     return config.value(self.trial.config, name)
 
@@ -61,10 +62,7 @@ def read(folder) -> list[Outcome]:
 def _of_group(folder, group):
   place = launch.run_folder(folder, group.id)
   state = launch.state(folder, group)
-  try:
-    rows = records.read(place)
-  except FileNotFoundError:
-    rows = []
+  rows = rows_of(place)
   steps = [state["ended"].get(n, {}).get("step", state["step"]) for n in group.names]
   a_step = seconds(rows) / (sum(steps) or 1)
   for number, trial in enumerate(group.trials):
@@ -78,6 +76,14 @@ def _of_group(folder, group):
       rows=[row for row in rows if row.get("member", 0) == number],
       seconds=a_step * steps[number],
     )
+
+
+def rows_of(place) -> list[dict[str, Any]]:
+  """Returns the rows of a run folder, none where it has not begun."""
+  try:
+    return records.read(place)
+  except FileNotFoundError:
+    return []
 
 
 def seconds(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -106,7 +112,7 @@ def arms(
   Raises:
     ConfigError: no such setting.
   """
-  known = [*config.names(), "arm"]
+  known = [*config.names(), ARM]
   for name in by:
     if name not in known:
       raise ConfigError(f"{name!r} is no setting{config.nearest(name, known)}")
