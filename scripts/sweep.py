@@ -27,6 +27,7 @@ flags.DEFINE_enum(
   ["here", "ray", "commands"],
   "run the groups here or on a Ray cluster, or print a command for each",
 )
+flags.DEFINE_integer("at_once", 1, "groups that run here at a time, as processes")
 flags.DEFINE_string("address", None, "of a Ray cluster; else one of this machine")
 flags.DEFINE_string("resources", "CPU=1", "that a group takes of it, as in CPU=4,GPU=1")
 flags.DEFINE_bool("dry_run", False, "print the plan, and stop")
@@ -73,12 +74,12 @@ def main(arguments):
 
 def _go():
   """Runs what is missing; returns the groups that failed."""
-  from vit_jax.sweep import cluster, launch
+  from vit_jax.sweep import cluster, local
 
   f = flags.FLAGS
   if f.launcher == "ray":
     return cluster.run(f.workdir, f.address, cluster.resources(f.resources))
-  return launch.here(f.workdir, __file__)
+  return local.run(f.workdir, __file__, f.at_once)
 
 
 def _search(base, wanted):

@@ -18,7 +18,7 @@ def read(path: str | os.PathLike) -> ml_collections.ConfigDict:
   Raises:
     ConfigError: no such file, no such function in it, or it fails.
   """
-  return _call(_module(path), "get_config", path)
+  return _call(load(path), "get_config", path)
 
 
 def read_sweep(path: str | os.PathLike) -> tuple[Config, Any]:
@@ -28,12 +28,17 @@ def read_sweep(path: str | os.PathLike) -> tuple[Config, Any]:
   Raises:
     ConfigError: as of `read`.
   """
-  module = _module(path)
+  module = load(path)
   base = config.parse(_call(module, "get_config", path))
   return base, _call(module, "get_sweep", path)
 
 
-def _module(path) -> types.ModuleType:
+def load(path: str | os.PathLike) -> types.ModuleType:
+  """Returns a file as a module, for what else it holds.
+
+  Raises:
+    ConfigError: no such file, or it fails.
+  """
   path = pathlib.Path(path).expanduser()
   if path.suffix != ".py" or not path.is_file():
     raise ConfigError(f"{path}: no such file; expected a Python file")

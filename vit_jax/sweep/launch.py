@@ -9,15 +9,12 @@ any moment and its groups may run anywhere that sees the folder.
 
 import dataclasses
 import os
-import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import checkpoint, lock, models, records, signals, train
-from vit_jax.command import STOPPED
+from vit_jax import checkpoint, lock, models, records, train
 from vit_jax.config import Config, ConfigError
 from vit_jax.data import batches, datasets
 from vit_jax.errors import Stopped
@@ -176,44 +173,3 @@ def command(script: str, folder, name: str) -> list[str]:
     f"--workdir={os.fspath(records.resolve(folder))}",
     f"--group={name}",
   ]
-
-
-def here(folder, script: str) -> list[str]:
-  """Runs the groups that are not done, one after another, each as a process.
-
-  Args:
-    folder: of the sweep.
-    script: path of scripts/sweep.py.
-
-  Returns:
-    The groups that failed. The others are done, or run elsewhere.
-
-  Raises:
-    Stopped: by SIGTERM or Ctrl-C, which the running group has got as well.
-    ConfigError: another process runs this sweep.
-  """
-  failed = []
-  with lock.Lock(folder):
-    for group in read(folder):
-      if state(folder, group)["state"] in ("done", "running"):
-        continue
-      code = _wait(command(script, folder, group.id))
-      if code == STOPPED:
-        raise Stopped(f"in group {group.id}; the same command goes on from there")
-      if code:
-        failed.append(group.id)
-        text = f"the process of this group ended with {code}"
-        note_failure(run_folder(folder, group.id), text)
-        print(f"group {group.id} failed ({code}); the others go on", file=sys.stderr)
-  return failed
-
-
-def _wait(arguments):
-  """Runs a process to its end and returns its exit code; signals are passed on to it."""
-  process = subprocess.Popen(arguments, start_new_session=True)
-
-  def pass_on(name):
-    process.send_signal(signal.Signals[name])
-
-  with signals.handled(pass_on, signal.SIGTERM, signal.SIGINT):
-    return process.wait()

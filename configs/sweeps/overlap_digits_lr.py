@@ -1,0 +1,26 @@
+"""The learning rate of each arm of configs/sweeps/overlap_digits.py: five rates for each,
+on seeds that the study does not use, judged on validation images.
+
+    python scripts/sweep.py --sweep configs/sweeps/overlap_digits_lr.py --workdir runs/overlap_lr
+    python scripts/report.py --workdir runs/overlap_lr --by optim.lr --within arm --metric val/accuracy
+"""
+
+import pathlib
+
+from vit_jax import config_files
+from vit_jax.sweep.space import arm, chain, grid, product
+
+STUDY = config_files.load(pathlib.Path(__file__).with_name("overlap_digits.py"))
+
+
+def get_config():
+  config = STUDY.get_config()
+  config.data.val = 0.3
+  config.train.length = "30 epochs"
+  return config
+
+
+def get_sweep():
+  arms = chain(*(arm(name, settings) for name, settings in STUDY.ARMS.items()))
+  rates = grid("optim.lr", [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2])
+  return product(arms, rates, grid("seed", [100, 101]))
