@@ -150,6 +150,28 @@ def test_validation_comes_out_of_train():
   assert whole.val is None and whole.fingerprint == parted.fingerprint
 
 
+def test_train_size_keeps_the_same_share_of_every_class():
+  whole = load("synthetic", val=80, seed=3)
+  some = load("synthetic", val=80, train_size=60, seed=3)
+  assert np.bincount(some.train.labels).tolist() == [6] * 10
+  equal(whole.val, some.val)
+  equal(whole.test, some.test)
+  assert whole.fingerprint == some.fingerprint
+  known = {i.tobytes() for i in whole.train.images}
+  used = {i.tobytes() for i in some.train.images}
+  assert len(used) == 60 and used <= known
+  equal(some.train, load("synthetic", val=80, train_size=0.25, seed=3).train)
+  other = load("synthetic", val=80, train_size=60, seed=4)
+  assert used != {i.tobytes() for i in other.train.images}
+
+
+def test_train_size_of_all_changes_nothing():
+  equal(load("synthetic").train, load("synthetic", train_size=320).train)
+  refused("synthetic", "data.train_size=321 takes 321 of 320", train_size=321)
+  refused("synthetic", "data.train_size=0 takes 0 of 320", train_size=0)
+  refused("synthetic", "data.train_size=1.5", "whole number", train_size=1.5)
+
+
 def test_resizing():
   small, large = load("digits"), load("digits", image_size=Pair(6, 12), val=0.1)
   assert large.train.images.shape[1:] == (6, 12, 1) == large.val.images.shape[1:]
@@ -157,6 +179,20 @@ def test_resizing():
   np.testing.assert_array_equal(large.test.images[3], expected)
   assert large.fingerprint == small.fingerprint
   refused("digits", "data.image_size=(0, 4)", image_size=Pair(0, 4))
+
+
+def test_box_is_the_average_of_what_falls_into_a_pixel(monkeypatch):
+  large = load("digits").test.images
+  settings = {"image_size": Pair(4, 4), "interpolation": "box"}
+  found = load("digits", **settings).test.images
+  cells = large.reshape(-1, 4, 2, 4, 2, 1).mean((2, 4))
+  # Pillow rounds twice, by rows and by columns.
+  assert np.abs(found - cells).max() <= 1
+  # Of the bicubic default that is not so: it weighs pixels of other cells as well.
+  assert np.abs(load("digits", image_size=Pair(4, 4)).test.images - cells).max() > 5
+  monkeypatch.setattr(lazy, "MEMORY", 1000)
+  lazily = load("digits", **settings).test
+  np.testing.assert_array_equal(np.stack(list(lazily.images)), found)
 
 
 def test_resizing_to_more_than_memory_is_lazy(monkeypatch):

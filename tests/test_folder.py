@@ -119,10 +119,14 @@ def test_folder_of_many_sizes(tmp_path):
   write_folder(tmp_path, PETS)
   write_folder(tmp_path, ["train/dog/large.png"], size=(9, 9))
   refused("folder", "9x9", "6x5", "data.image_size", dir=str(tmp_path))
-  found = load("folder", dir=str(tmp_path), image_size=Pair(4, 8))
-  assert found.train.images.shape == (6, 4, 8, 3)
-  expected = images.read(tmp_path / PETS[0], size=(4, 8), channels=3)
-  np.testing.assert_array_equal(found.train.images[1], expected)
+  settings = {"dir": str(tmp_path), "image_size": Pair(4, 8)}
+  for name in ("bicubic", "box"):
+    found = load("folder", interpolation=name, **settings)
+    assert found.train.images.shape == (6, 4, 8, 3)
+    expected = images.read(
+      tmp_path / PETS[0], size=(4, 8), channels=3, interpolation=name
+    )
+    np.testing.assert_array_equal(found.train.images[1], expected)
 
 
 def spoil(root):

@@ -316,3 +316,14 @@ def test_resize_to_the_same_size_changes_nothing():
 
 def test_in_threads_keeps_the_order():
   assert images.in_threads(lambda i: i * i, range(5000)) == [i * i for i in range(5000)]
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bilinear", "lanczos", "box"])
+def test_interpolation_is_that_of_pillow(name):
+  pixels = noise(12, 18)
+  picture = Image.fromarray(pixels)
+  expected = np.asarray(picture.resize((9, 6), getattr(Image.Resampling, name.upper())))
+  out = images.read(
+    encoded(picture, "PNG"), size=(6, 9), channels=3, interpolation=name
+  )
+  np.testing.assert_array_equal(out, expected)

@@ -14,7 +14,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import checkpoint, evaluate, predict, train
 from vit_jax.config import ConfigError
-from vit_jax.data import datasets
+from vit_jax.data import datasets, images
 from vit_jax.data.split import Split
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -32,6 +32,7 @@ def run(tmp_path_factory):
     train__log_every="2 steps",
     model__dropout=0.5,
     optim__ema=0.9,
+    data__interpolation="box",
   )
   train.run(settings, folder)
   return folder
@@ -83,6 +84,17 @@ def test_more_pictures_than_a_batch(run, pictures, monkeypatch):
     for p, q in zip(one["predictions"], other["predictions"], strict=True):
       assert p["class"] == q["class"]
       assert p["probability"] == pytest.approx(q["probability"], abs=1e-6)
+
+
+def test_pictures_are_resized_as_in_training(run, tmp_path):
+  large = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+  for name, pixels in (
+    ("large", large),
+    ("small", images.resize(large, (8, 8), "box")),
+  ):
+    Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+  found, _ = predict.run(run, [tmp_path / "large.png", tmp_path / "small.png"], top=10)
+  assert found[0]["predictions"] == found[1]["predictions"]
 
 
 def test_top_is_a_number_of_classes(run, pictures):

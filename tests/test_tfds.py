@@ -78,7 +78,8 @@ def test_tfds(tmp_path, monkeypatch, memory):
   name = prepared(tmp_path)
   monkeypatch.setattr(lazy, "MEMORY", memory)
   refused(name, "many sizes", "data.image_size", dir=str(tmp_path))
-  found = load(name, dir=str(tmp_path), image_size=Pair(4, 4))
+  settings = {"image_size": Pair(4, 4), "interpolation": "box"}
+  found = load(name, dir=str(tmp_path), **settings)
   assert found.classes == ("a", "b") and found.mean == (0.5,) * 3
   for split, source in (("train", "train"), ("val", "validation"), ("test", "test")):
     ours, theirs = getattr(found, split), by_id(tmp_path, source)
@@ -86,7 +87,8 @@ def test_tfds(tmp_path, monkeypatch, memory):
     assert isinstance(ours.images, np.ndarray) == bool(memory)
     assert ours.labels.tolist() == [label for _, label in theirs]
     for row, (image, _) in enumerate(theirs):
-      np.testing.assert_array_equal(ours.images[row], images.resize(image, (4, 4)))
+      expected = images.resize(image, (4, 4), "box")
+      np.testing.assert_array_equal(ours.images[row], expected)
   assert "tensorflow" not in sys.modules
 
 

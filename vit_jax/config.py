@@ -122,9 +122,14 @@ class Data:
   dir: str | None = None
   # Images are resized to this; None: as the source has them.
   image_size: Pair | None = None
+  # How pixels are weighed in resizing, widened with the reduction; box: plain averages.
+  interpolation: Literal["bicubic", "bilinear", "lanczos", "box"] = "bicubic"
   # Share of the training images (below 1) or their number, cut off for validation,
   # the same share of every class, drawn by `seed`.
   val: float = 0.0
+  # Share (below 1) or number of the other training images to learn from, the same share
+  # of every class, drawn by `seed`; None: all.
+  train_size: float | None = None
   # Examples of one optimizer step, over all devices and micro-batches.
   batch_size: int = 128
   # Examples of one evaluation step.
@@ -620,6 +625,7 @@ def _check(c: Config):
   not_negative = {
     "model.registers": c.model.registers,
     "data.val": c.data.val,
+    "data.train_size": c.data.train_size or 0,
     "optim.lr": c.optim.lr,
     "optim.weight_decay": c.optim.weight_decay,
     "optim.clip_norm": c.optim.clip_norm or 0,

@@ -48,10 +48,15 @@ def run(
   model = model or checkpoint.build_model(content)
   data = content["data"]
   height, width, channels = data["shape"]
+  interpolation = content["config"].data.interpolation
   pixels, good, failed = [], [], {}
   for file in files:
     try:
-      pixels.append(images.read(file, size=(height, width), channels=channels))
+      pixels.append(
+        images.read(
+          file, size=(height, width), channels=channels, interpolation=interpolation
+        )
+      )
       good.append(str(file))
     except (images.ImageError, OSError) as error:
       failed[str(file)] = str(error).removeprefix(f"{file}: ")

@@ -61,7 +61,7 @@ def ours(folder):
   from vit_jax.data.split import Split
 
   paths = tuple(map(str, sorted(pathlib.Path(folder).iterdir())))
-  files = lazy.Files(paths, (SIZE, SIZE), 3)
+  files = lazy.Files(paths, (SIZE, SIZE), 3, "bicubic")
   split = Split(files, np.zeros(len(paths), np.int32))
   order = batches.Order(0, len(paths))
 

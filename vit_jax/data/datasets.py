@@ -2,7 +2,7 @@
 
 One small function a source, found through the literal dict `SOURCES`. A source says
 what it holds (`split`); what is common to all is done once in `load`: resizing, checking
-labels, cutting the validation split. Nothing here imports JAX or TensorFlow.
+labels, cutting the validation split, leaving out training images. Nothing here imports JAX or TensorFlow.
 """
 
 import dataclasses
@@ -36,9 +36,10 @@ def load(data: config.Data, seed: int) -> Dataset:
   """Loads the image set that `data` describes.
 
   Args:
-    data: which set, from where, at what size, how much of train is for validation.
-    seed: any non-negative integer; draws the validation split (and the test split of
-      "digits").
+    data: which set, from where, at what size, how much of train is for validation, and
+      how much of the rest is used.
+    seed: any non-negative integer; draws the validation split, the training images that
+      are used, and the test split of "digits".
 
   Returns:
     The set, resized to `data.image_size` where that is given.
@@ -63,18 +64,26 @@ def load(data: config.Data, seed: int) -> Dataset:
   found = SOURCES[key](data, seed)
   _check(found)
   if data.image_size is not None:
-    found = _resized(found, tuple(data.image_size))
+    found = _resized(found, tuple(data.image_size), data.interpolation)
   _check_sizes(found)
-  return _with_validation(found, data.val, seed)
+  return _reduced(_with_validation(found, data.val, seed), data.train_size, seed)
 
 
-def cut(labels: np.ndarray, amount: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(
+  labels: np.ndarray,
+  amount: float,
+  seed: int,
+  setting: str = "data.val",
+  purpose: str = "validation split",
+) -> tuple[np.ndarray, np.ndarray]:
   """Parts rows in two, with the same share of every class (largest remainders).
 
   Args:
     labels: int [n].
     amount: share (below 1) or number (from 1) of rows to cut off.
     seed: any non-negative integer.
+    setting: that `amount` comes from, for messages.
+    purpose: what is drawn; draws for different purposes are independent.
 
   Returns:
     (rows kept, rows cut off), each ascending; together 0..n-1.
@@ -84,11 +93,11 @@ def cut(labels: np.ndarray, amount: float, seed: int) -> tuple[np.ndarray, np.nd
   """
   n = len(labels)
   if amount >= 1 and amount != int(amount):
-    raise ConfigError(f"data.val={amount}: expected a share below 1 or a whole number")
+    raise ConfigError(f"{setting}={amount}: expected a share below 1 or a whole number")
   number = int(amount) if amount >= 1 else round(amount * n)
   if not 0 < number < n:
     raise ConfigError(
-      f"data.val={amount:g} cuts {number} of {n} training images; expected 1 to {n - 1}"
+      f"{setting}={amount:g} takes {number} of {n} training images; expected 1 to {n - 1}"
     )
   values, sizes = np.unique(labels, return_counts=True)
   # In integers, so that a share like 0.3 rounds alike everywhere.
@@ -98,7 +107,7 @@ def cut(labels: np.ndarray, amount: float, seed: int) -> tuple[np.ndarray, np.nd
   # The raw numbers of a bit generator stay the same in every version of NumPy (NEP 19);
   # those of `permutation` need not, and a resumed run must not train on images that
   # it kept for validation.
-  rank = generator(seed, "validation split").bit_generator.random_raw(n)
+  rank = generator(seed, purpose).bit_generator.random_raw(n)
   taken = np.zeros(n, bool)
   for value, count in zip(values, whole):
     rows = np.flatnonzero(labels == value)
@@ -153,10 +162,10 @@ def _check(dataset):
     )
 
 
-def _resized(dataset, size):
+def _resized(dataset, size, interpolation):
   """Arrays are resized here; lazy sequences were told their size by their source."""
   splits = {
-    name: Split(lazy.Resized(split.images, size), split.labels)
+    name: Split(lazy.Resized(split.images, size, interpolation), split.labels)
     for name, split in _splits(dataset).items()
     if split is not None
     and isinstance(split.images, np.ndarray)
@@ -183,3 +192,12 @@ def _with_validation(dataset, amount, seed):
   return dataclasses.replace(
     dataset, train=dataset.train.take(kept), val=dataset.train.take(taken)
   )
+
+
+def _reduced(dataset, amount, seed):
+  if amount is None or amount == len(dataset.train):
+    return dataset
+  _, taken = cut(
+    dataset.train.labels, amount, seed, "data.train_size", "training images"
+  )
+  return dataclasses.replace(dataset, train=dataset.train.take(taken))

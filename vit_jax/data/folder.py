@@ -128,7 +128,7 @@ def _splits(data, found, classes, channels=3):
   ids = {name: k for k, name in enumerate(classes)} | {"": -1}
   return {
     role: Split(
-      lazy.Files(tuple(path for _, path in rows), size, channels),
+      lazy.Files(tuple(path for _, path in rows), size, channels, data.interpolation),
       np.array([ids[name] for name, _ in rows], np.int32),
     )
     for role, rows in listed.items()

@@ -11,7 +11,8 @@ The rule, in order:
 4. Transparency is composited on `BACKGROUND`; opaque pixels are untouched by it.
 5. The EXIF orientation is applied; colour profiles are not.
 6. `resize`: the largest centred box of the wanted aspect ratio, scaled to the wanted
-   size by bicubic interpolation whose kernel widens with the reduction (antialias).
+   size by an interpolation whose kernel widens with the reduction (antialias), bicubic
+   where nothing else is asked for.
 """
 
 import io
@@ -71,7 +72,11 @@ class ImageError(ValueError):
 
 
 def read(
-  source: str | os.PathLike | bytes, *, size: tuple[int, int] | None, channels: int
+  source: str | os.PathLike | bytes,
+  *,
+  size: tuple[int, int] | None,
+  channels: int,
+  interpolation: str = "bicubic",
 ) -> np.ndarray:
   """Reads one picture by the rule of this module.
 
@@ -79,6 +84,7 @@ def read(
     source: path of a file, or its bytes.
     size: (height, width) to resize to; None: as it is.
     channels: 3 for RGB, 1 for grey (luma of ITU-R 601 where the picture has colours).
+    interpolation: as `data.interpolation`.
 
   Returns:
     uint8 [height, width, channels].
@@ -103,7 +109,9 @@ def read(
       image = image.transpose(_ORIENTATIONS[orientation])
     pixels = np.asarray(image)
   pixels = pixels.reshape(*pixels.shape[:2], channels)
-  return np.ascontiguousarray(pixels) if size is None else resize(pixels, size)
+  if size is None:
+    return np.ascontiguousarray(pixels)
+  return resize(pixels, size, interpolation)
 
 
 def shape(source: str | os.PathLike | bytes) -> tuple[int, int]:
@@ -118,15 +126,20 @@ def shape(source: str | os.PathLike | bytes) -> tuple[int, int]:
     return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
-def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def resize(
+  image: np.ndarray, size: tuple[int, int], interpolation: str = "bicubic"
+) -> np.ndarray:
   """Cuts the largest centred box of the wanted aspect ratio and scales it.
 
-  That is "resize the shorter side, then crop the centre" in one interpolation, bicubic
-  with antialias (Pillow widens the kernel by the reduction, as for `Image.resize`).
+  That is "resize the shorter side, then crop the centre" in one interpolation with
+  antialias (Pillow widens the kernel by the reduction, as for `Image.resize`).
 
   Args:
     image: uint8 [h, w, c].
     size: (height, width) wanted.
+    interpolation: "bicubic", "bilinear", "lanczos" or "box"; box gives the plain average
+      of the pixels that fall into one, so that a pixel of the result knows nothing of
+      its neighbours'.
 
   Returns:
     uint8 [height, width, c]; `image` itself where it has that size already.
@@ -144,9 +157,11 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   top, left = (old_height - box_height) / 2, (old_width - box_width) / 2
   box = (left, top, old_width - left, old_height - top)
 
+  resampling = Image.Resampling[interpolation.upper()]
+
   def scaled(plane):
     picture = Image.fromarray(np.ascontiguousarray(plane))
-    resampled = picture.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    resampled = picture.resize((width, height), resampling, box=box)
     return np.asarray(resampled)
 
   if channels == 3:

@@ -27,10 +27,12 @@ class Resized:
   Attributes:
     images: uint8 [n, h, w, c].
     size: (height, width) of what `[i]` returns.
+    interpolation: as `data.interpolation`.
   """
 
   images: np.ndarray
   size: tuple[int, int]
+  interpolation: str
 
   @property
   def shape(self):
@@ -41,10 +43,10 @@ class Resized:
 
   def __getitem__(self, i) -> np.ndarray:
     """Returns uint8 [h, w, c]."""
-    return pictures.resize(self.images[i], self.size)
+    return pictures.resize(self.images[i], self.size, self.interpolation)
 
   def take(self, rows) -> "Resized":
-    return Resized(self.images[rows], self.size)
+    return dataclasses.replace(self, images=self.images[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,11 +57,13 @@ class Files:
     paths: one a picture.
     size: (height, width) of what `[i]` returns.
     channels: 1 or 3.
+    interpolation: as `data.interpolation`.
   """
 
   paths: tuple[str, ...]
   size: tuple[int, int]
   channels: int
+  interpolation: str
 
   @property
   def shape(self):
@@ -70,7 +74,12 @@ class Files:
 
   def __getitem__(self, i) -> np.ndarray:
     """Returns uint8 [h, w, c]; raises `images.ImageError` that names the file."""
-    return pictures.read(self.paths[i], size=self.size, channels=self.channels)
+    return pictures.read(
+      self.paths[i],
+      size=self.size,
+      channels=self.channels,
+      interpolation=self.interpolation,
+    )
 
   def content(self, i) -> bytes:
     """Returns the undecoded bytes."""

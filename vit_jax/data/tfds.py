@@ -24,6 +24,7 @@ class Records:
     name: for messages.
     size: (height, width) of what `[i]` returns.
     channels: 1 or 3.
+    interpolation: as `data.interpolation`.
   """
 
   source: Any
@@ -31,6 +32,7 @@ class Records:
   name: str
   size: tuple[int, int]
   channels: int
+  interpolation: str
 
   @property
   def shape(self):
@@ -42,7 +44,12 @@ class Records:
   def __getitem__(self, i) -> np.ndarray:
     """Returns uint8 [h, w, c]; raises `images.ImageError` that names the record."""
     try:
-      return pictures.read(self.content(i), size=self.size, channels=self.channels)
+      return pictures.read(
+        self.content(i),
+        size=self.size,
+        channels=self.channels,
+        interpolation=self.interpolation,
+      )
     except pictures.ImageError as error:
       raise pictures.ImageError(f"{self.name} record {self.rows[i]}: {error}") from None
 
@@ -88,6 +95,7 @@ def load(data: config.Data, seed: int) -> Dataset:
         f"{data.name} {split}",
         size,
         channels,
+        data.interpolation,
       ),
       labels[split],
     )
