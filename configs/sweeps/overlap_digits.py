@@ -2,8 +2,9 @@
 
     python scripts/sweep.py --sweep configs/sweeps/overlap_digits.py --workdir runs/overlap
 
-Each arm has the learning rate that configs/sweeps/overlap_digits_lr.py chose for it on
-validation images. The test images are read once, at the end of each trial.
+Each arm has the learning rates that configs/sweeps/overlap_digits_lr.py chose for it on
+validation images, for short and for long training. The test images are read once, at the
+end of each trial.
 """
 
 from vit_jax import config as config_lib
@@ -39,8 +40,22 @@ ARMS = {
   "P4 conv": {"model.patch": 4, "model.tokenizer": "conv"},
 }
 
-# Learning rate of each arm.
-RATES = dict.fromkeys(ARMS, 4e-3)
+# Learning rate of each arm, in short and in long training.
+RATES = {
+  "P2S2": (8e-3, 1.6e-2),
+  "P3S2": (1.6e-2, 1.6e-2),
+  "P4S2": (8e-3, 8e-3),
+  "P4S2 edge": (8e-3, 1.6e-2),
+  "P4S2 reflect": (8e-3, 8e-3),
+  "P1S1": (3.2e-2, 8e-3),
+  "P3S1": (1.6e-2, 8e-3),
+  "P4S4": (8e-3, 1.6e-2),
+  "P4S4 wide": (4e-3, 4e-3),
+  "P4 hmlp": (4e-3, 4e-3),
+  "P4 conv": (1.6e-2, 1.6e-2),
+}
+SHORT = ["20 epochs", "40 epochs"]
+LONG = ["80 epochs", "160 epochs"]
 
 
 def get_config():
@@ -62,10 +77,11 @@ def get_config():
 
 
 def get_sweep():
-  arms = chain(
-    *(
-      arm(name, settings | {"optim.lr": RATES[name]}) for name, settings in ARMS.items()
-    )
-  )
-  budgets = grid("train.length", ["20 epochs", "40 epochs", "80 epochs"])
-  return product(budgets, arms, grid("seed", range(8)))
+  parts = []
+  for column, lengths in enumerate((SHORT, LONG)):
+    arms = [
+      arm(name, settings | {"optim.lr": RATES[name][column]})
+      for name, settings in ARMS.items()
+    ]
+    parts.append(product(grid("train.length", lengths), chain(*arms)))
+  return product(chain(*parts), grid("seed", range(8)))

@@ -3,7 +3,7 @@ for short and for long training, on seeds that the study does not use, judged on
 validation images.
 
     python scripts/sweep.py --sweep configs/sweeps/overlap_digits_lr.py --workdir runs/overlap_lr
-    python scripts/report.py --workdir runs/overlap_lr --by optim.lr --within arm --metric val/accuracy
+    python scripts/report.py --workdir runs/overlap_lr --by optim.lr --within train.length,arm --metric val/accuracy
 """
 
 import pathlib
