@@ -77,11 +77,15 @@ def get_config():
 
 
 def get_sweep():
-  parts = []
-  for column, lengths in enumerate((SHORT, LONG)):
-    arms = [
-      arm(name, settings | {"optim.lr": RATES[name][column]})
+  trials = chain(
+    *(
+      product(
+        grid("train.length", lengths),
+        arm(name, settings),
+        grid("optim.lr", [RATES[name][column]]),
+      )
+      for column, lengths in enumerate((SHORT, LONG))
       for name, settings in ARMS.items()
-    ]
-    parts.append(product(grid("train.length", lengths), chain(*arms)))
-  return product(chain(*parts), grid("seed", range(8)))
+    )
+  )
+  return product(trials, grid("seed", range(8)))
