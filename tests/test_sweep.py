@@ -16,7 +16,7 @@ import tiny
 
 from vit_jax import checkpoint, config_files, records, train
 from vit_jax.config import ConfigError
-from vit_jax.sweep import launch, overview, report, results
+from vit_jax.sweep import launch, local, overview, report, results
 from vit_jax.sweep.page import Link, Page
 from vit_jax.sweep.space import arm, chain, grid, product
 
@@ -31,6 +31,9 @@ def get_config():
 def get_sweep():
   return {space}
 """
+AFFINITY = os.sched_getaffinity(0)
+PROCESSORS = len(AFFINITY)
+TOGETHER = f"--at_once={min(2, PROCESSORS)}"
 ARMS = """product(
     chain(arm("small", {"model.width": 8}), arm("wide", {"model.width": 16})),
     grid("seed", [0, 1, 2]),
@@ -216,8 +219,9 @@ def test_a_killed_sweep_goes_on_as_unbroken(tmp_path):
   assert len(finished) == 2
   assert ran(tmp_path, f"--sweep={path}", "--workdir=killed")[0] == 0
   assert {p: p.stat().st_mtime_ns for p in finished} == finished  # nothing again
-  # In processes too: this one has several devices, and sums differ by rounding.
-  assert ran(tmp_path, f"--sweep={path}", "--workdir=whole")[0] == 0
+  # In processes too: this one has several devices, and sums differ by rounding. Groups
+  # that run side by side are the same.
+  assert ran(tmp_path, f"--sweep={path}", "--workdir=whole", TOGETHER)[0] == 0
   for group in launch.read(tmp_path / "whole"):
     one, other = (
       launch.run_folder(tmp_path / name, group.id) for name in ("killed", "whole")
@@ -225,11 +229,14 @@ def test_a_killed_sweep_goes_on_as_unbroken(tmp_path):
     tiny.assert_same_runs(one, other, 200)
 
 
-def test_a_stopped_sweep_says_so_and_goes_on(tmp_path):
-  path = file(tmp_path, base='{"train__length": "3000 steps"}')
-  process = start(tmp_path, f"--sweep={path}", "--workdir=runs")
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_stopped_sweep_says_so(tmp_path, at_once):
+  if at_once > PROCESSORS:
+    pytest.skip("needs two processors")
+  path = file(tmp_path, base='{"train__length": "100000 steps"}')
+  process = start(tmp_path, f"--sweep={path}", "--workdir=runs", f"--at_once={at_once}")
   deadline = time.monotonic() + 300
-  while not list((tmp_path / "runs").glob("groups/*/metrics.jsonl")):
+  while len(list((tmp_path / "runs").glob("groups/*/metrics.jsonl"))) < at_once:
     assert process.poll() is None, process.communicate()
     assert time.monotonic() < deadline
     time.sleep(0.02)
@@ -237,7 +244,17 @@ def test_a_stopped_sweep_says_so_and_goes_on(tmp_path):
   _, err = process.communicate(timeout=120)
   assert process.returncode == 75, err
   assert "the same command goes on" in err
-  assert "3 stopped" in overview.status(tmp_path / "runs")
+  assert f"{3 * at_once} stopped" in overview.status(tmp_path / "runs")
+
+
+def test_groups_at_once_share_the_processors():
+  shares = local._shares(PROCESSORS)
+  if PROCESSORS > 1:
+    assert sorted(p for share in shares for p in share) == sorted(AFFINITY)
+  assert local._shares(1) == [None]
+  for wrong in (0, -1, PROCESSORS + 1):
+    with pytest.raises(ConfigError, match=f"--at_once={wrong}: expected"):
+      local._shares(wrong)
 
 
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path):
