@@ -2,6 +2,7 @@
 
 python scripts/report.py --workdir runs/overlap --by arm --within train.length
 python scripts/report.py --workdir runs/lr --by optim.lr --metric val/accuracy
+python scripts/report.py --workdir runs/cifar10 --by arm --tune optim.lr
 """
 
 from absl import flags
@@ -15,6 +16,8 @@ flags.DEFINE_string("pair", "seed", "setting by which trials of two arms are pai
 flags.DEFINE_string("metric", "test/accuracy", "whose last value counts")
 flags.DEFINE_string("against", None, "arm to compare with; else the first")
 flags.DEFINE_float("band", None, "differences up to this count as none")
+flags.DEFINE_string("tune", None, "setting of which each arm has its best value")
+flags.DEFINE_string("tune_metric", "val/accuracy", "that chooses that value")
 flags.DEFINE_string("out", None, "folder; else WORKDIR/report")
 
 
@@ -32,6 +35,8 @@ def main(arguments):
     metric=f.metric,
     against=f.against,
     band=f.band,
+    tune=f.tune,
+    tune_metric=f.tune_metric,
   )
   file = report.write(workdir, question, f.out)
   print(file.read_text())

@@ -1,6 +1,7 @@
 """Sweeps from the file to the report."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
@@ -140,6 +141,43 @@ def test_the_report_repeats_the_metrics(done, tmp_path):
     assert f"groups/{group.id})" in page
   html = (tmp_path / "out" / "report.html").read_text()
   assert html.count("<table>") == 2
+
+
+def test_an_arm_is_judged_with_its_tuned_value(tmp_path):
+  """The value is chosen by validation, the arms are compared by test."""
+  base = tiny.make(data__val=0.25)
+  space = product(
+    chain(arm("small", {"model.width": 8}), arm("wide", {"model.width": 16})),
+    grid("optim.lr", [1e-4, 1e-2, 3e-2]),
+    grid("seed", [0, 1]),
+  )
+  for group in launch.make(tmp_path, base, space):
+    launch.run_group(tmp_path, group.id)
+  with (tmp_path / "trials.csv").open("w") as text:
+    text.write(report._csv(results.read(tmp_path)))
+  rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
+  question = report.Question(
+    by=("arm",), metric="test/loss", tune="optim.lr", tune_metric="val/loss"
+  )
+  page = report.write(tmp_path, question).read_text()
+  for name in ("small", "wide"):
+    means = {}
+    for lr in ("0.0001", "0.01", "0.03"):
+      part = [r for r in rows if r["arm"] == name and r["optim.lr"] == lr]
+      means[lr] = [
+        np.mean([float(r[m]) for r in part]) for m in ("val/loss", "test/loss")
+      ]
+    best = min(means, key=lambda lr: means[lr][0])
+    end = "no" if best == "0.01" else "yes"
+    val, test = means[best]
+    assert f"| {name} | {best} | 0.0001, 0.01, 0.03 | {val:.4g} | {end} |" in page
+    assert f"| {name} | 2 | {test:.4g} |" in page
+  # The table of all trials is whole.
+  assert len(list(csv.DictReader((tmp_path / "report" / "trials.csv").open()))) == 12
+  with pytest.raises(ConfigError, match="--tune=arm is in --by"):
+    report.write(tmp_path, dataclasses.replace(question, tune="arm"))
+  with pytest.raises(ConfigError, match="--tune_metric=val/los; did you mean"):
+    report.write(tmp_path, dataclasses.replace(question, tune_metric="val/los"))
 
 
 @pytest.mark.parametrize(

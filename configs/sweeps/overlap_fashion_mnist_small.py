@@ -14,7 +14,9 @@ from vit_jax import config as config_lib
 from vit_jax import config_files
 from vit_jax.sweep.space import arm, chain, grid, product
 
-patches = config_files.load(pathlib.Path(__file__).with_name("overlap_digits.py")).patches
+patches = config_files.load(
+  pathlib.Path(__file__).with_name("overlap_digits.py")
+).patches
 
 SMALL = {"data.image_size": 14, "data.interpolation": "box"}
 ARMS = {

@@ -2,6 +2,7 @@
 
 import statistics
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from vit_jax.sweep import results
@@ -23,63 +24,89 @@ def draw(question, outcomes, out) -> list[tuple[str, str]]:
   return drawn
 
 
-def _arms(question, outcomes):
-  return results.arms(outcomes, (*question.by, *question.within)).items()
-
-
 def _label(arm):
   return ", ".join(map(str, arm))
 
 
+def _colours(question, outcomes):
+  """Returns a colour for each arm, the same in all figures."""
+  arms = list(results.arms(outcomes, question.by))
+  palette = _palette(len(arms))
+  return {arm: palette[n % len(palette)] for n, arm in enumerate(arms)}
+
+
+def _palette(number):
+  return colormaps["tab10" if number <= 10 else "tab20"].colors
+
+
+def _legend(axes):
+  """Puts the legend beside the last picture, where it hides nothing."""
+  axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
 def _curves(question, outcomes):
-  """The curve of a metric that is measured along the way: validation, else training."""
+  """The curve of a metric that is measured along the way: validation, else training.
+  One picture for each value of `within`."""
   prefix, _, kind = question.metric.partition("/")
   names = [f"{p}/{kind}" for p in (prefix.replace("test", "val"), prefix, "train")]
   name = next((n for n in names if any(len(o.curve(n)) > 1 for o in outcomes)), None)
   if name is None:
     return None
-  figure = Figure(figsize=(7, 4), layout="tight")
-  axes = figure.add_subplot()
-  for number, (arm, members) in enumerate(_arms(question, outcomes)):
-    by_step = {}
-    for member in members:
-      for step, value in member.curve(name):
-        by_step.setdefault(step, []).append(value * question.scale)
-    if by_step:
-      steps = sorted(by_step)
-      middle = [statistics.fmean(by_step[s]) for s in steps]
-      axes.plot(steps, middle, color=f"C{number % 10}", label=_label(arm))
-      low, high = ([end(by_step[s]) for s in steps] for end in (min, max))
-      axes.fill_between(steps, low, high, color=f"C{number % 10}", alpha=0.12)
-  axes.set(xlabel="step", ylabel=f"{name}, mean (least to most)")
-  axes.legend(fontsize="small")
+  colours = _colours(question, outcomes)
+  parts = results.arms(outcomes, question.within)
+  figure = Figure(figsize=(4.5 * len(parts) + 1.5, 4), layout="constrained")
+  pictures = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
+  for axes, (values, part) in zip(pictures, parts.items()):
+    for arm, members in results.arms(part, question.by).items():
+      by_step = {}
+      for member in members:
+        for step, value in member.curve(name):
+          by_step.setdefault(step, []).append(value * question.scale)
+      if by_step:
+        steps = sorted(by_step)
+        middle = [statistics.fmean(by_step[s]) for s in steps]
+        axes.plot(steps, middle, color=colours[arm], label=_label(arm))
+        low, high = ([end(by_step[s]) for s in steps] for end in (min, max))
+        axes.fill_between(steps, low, high, color=colours[arm], alpha=0.12)
+    axes.set(xlabel="step", title=_label(values))
+  pictures[0].set_ylabel(f"{name}, mean (least to most)")
+  _legend(pictures[-1])
   return figure
 
 
 def _cost(question, outcomes):
-  points = []
-  for arm, members in _arms(question, outcomes):
-    found = [m for m in members if m.final(question.metric) is not None]
-    if found and "flops" in found[0].facts:
-      value = statistics.fmean(m.final(question.metric) * question.scale for m in found)
-      seconds = statistics.fmean(m.seconds for m in found)
-      points.append((found[0].facts["flops"], seconds, value, _label(arm)))
+  """One line an arm, through the values of `within`."""
+  lines = {}
+  for arm, members in results.arms(outcomes, question.by).items():
+    for part in results.arms(members, question.within).values():
+      found = [m for m in part if m.final(question.metric) is not None]
+      if found and "flops" in found[0].facts:
+        value = statistics.fmean(
+          m.final(question.metric) * question.scale for m in found
+        )
+        seconds = statistics.fmean(m.seconds for m in found)
+        lines.setdefault(arm, []).append((found[0].facts["flops"], seconds, value))
+  points = [point for line in lines.values() for point in line]
   if len(points) < 2:
     return None
   best = min if question.metric.endswith("loss") else max
-  figure = Figure(figsize=(10, 4), layout="tight")
+  colours = _colours(question, outcomes)
+  figure = Figure(figsize=(11, 4), layout="constrained")
+  pictures = figure.subplots(1, 2, sharey=True)
   for place, label in ((0, "FLOPs of training"), (1, "seconds of training")):
-    axes = figure.add_subplot(1, 2, place + 1)
-    for point in points:
-      axes.plot(point[place], point[2], "o")
-      axes.annotate(point[3], (point[place], point[2]), fontsize="small")
+    axes = pictures[place]
     frontier, so_far = [], None
     for point in sorted(points, key=lambda p: (p[place], p[2])):
       if so_far is None or best(point[2], so_far) != so_far:
         so_far = point[2]
         frontier.append((point[place], point[2]))
-    axes.plot(*zip(*frontier), color="grey", linewidth=1, drawstyle="steps-post")
-    axes.set(xscale="log", xlabel=label, ylabel=question.shown_metric)
+    axes.plot(*zip(*frontier), color="lightgrey", linewidth=4, drawstyle="steps-post")
+    for arm, line in lines.items():
+      x, y = zip(*sorted((p[place], p[2]) for p in line))
+      axes.plot(x, y, "o-", markersize=4, color=colours[arm], label=_label(arm))
+    axes.set(xscale="log", xlabel=label)
+  pictures[0].set_ylabel(question.shown_metric)
+  _legend(pictures[-1])
   return figure
 
 
@@ -93,19 +120,29 @@ def _slices(question, outcomes):
       tried.append(name)
   if not tried:
     return None
-  figure = Figure(figsize=(4 * len(tried), 3.5), layout="tight")
-  for number, name in enumerate(tried):
-    axes = figure.add_subplot(1, len(tried), number + 1)
-    for arm, members in _arms(question, outcomes):
-      points = [
-        (m.setting(name), m.final(question.metric) * question.scale)
-        for m in members
-        if m.final(question.metric) is not None
-      ]
-      if points:
-        axes.plot(*zip(*sorted(points)), "o", markersize=4, label=_label(arm))
+  figure = Figure(figsize=(4.5 * len(tried) + 1.5, 4), layout="constrained")
+  pictures = figure.subplots(1, len(tried), sharey=True, squeeze=False)[0]
+  for axes, name in zip(pictures, tried):
+    others = [n for n in (*question.within, *question.by) if n != name]
+    parts = results.arms(outcomes, others)
+    palette = _palette(len(parts))
+    for number, (arm, members) in enumerate(parts.items()):
+      by_value = {}
+      for m in members:
+        if (value := m.final(question.metric)) is not None:
+          by_value.setdefault(m.setting(name), []).append(value * question.scale)
+      if by_value:
+        colour = palette[number % len(palette)]
+        x = sorted(by_value)
+        y = [statistics.fmean(by_value[value]) for value in x]
+        axes.plot(x, y, color=colour, label=_label(arm))
+        for value, found in by_value.items():
+          axes.plot([value] * len(found), found, "o", markersize=3, color=colour)
     values = [o.setting(name) for o in outcomes]
     if min(values) > 0 and max(values) > 10 * min(values):
       axes.set_xscale("log")
-    axes.set(xlabel=name, ylabel=question.shown_metric)
+    axes.set(xlabel=name)
+    if others:
+      _legend(axes)
+  pictures[0].set_ylabel(question.shown_metric)
   return figure

@@ -36,6 +36,9 @@ class Question:
       None: the first.
     band: differences up to this count as none, in the unit of the table; None: 0.25
       points of an accuracy, 0.01 of another metric.
+    tune: setting of which each arm is judged with its best value; None: no such.
+    tune_metric: that chooses the value. Not `metric`, which would favour the arm with
+      more values.
   """
 
   by: tuple[str, ...]
@@ -44,6 +47,8 @@ class Question:
   metric: str = "test/accuracy"
   against: str | None = None
   band: float | None = None
+  tune: str | None = None
+  tune_metric: str = "val/accuracy"
 
   @property
   def _is_share(self) -> bool:
@@ -84,25 +89,59 @@ def write(folder, question: Question, out=None) -> Any:
   """
   outcomes = results.read(folder)
   results.check_metric(outcomes, question.metric)
+  if question.tune is not None:
+    results.check_metric(outcomes, question.tune_metric, "tune_metric")
+    if question.tune in (*question.by, *question.within):
+      raise ConfigError(f"--tune={question.tune} is in --by or --within as well")
   out = records.resolve(folder) / "report" if out is None else records.resolve(out)
   out.mkdir(parents=True, exist_ok=True)
   place = records.resolve(folder)
   page = Page(f"{place.name}: {question.metric} by {', '.join(question.by)}")
   done = sum(o.state == results.DONE for o in outcomes)
   page.text(f"{done} of {len(outcomes)} trials are done; those alone are counted.")
+  everything = outcomes
+  if question.tune is not None:
+    outcomes = _tuned(page, question, outcomes)
   for values, part in results.arms(outcomes, question.within).items():
     if question.within:
       page.heading(
         ", ".join(f"{n} = {_text(v)}" for n, v in zip(question.within, values))
       )
     _compare(page, question, part, place, out)
-  _failures(page, outcomes, place, out)
+  _failures(page, everything, place, out)
   _figures(page, question, outcomes, out)
-  (out / "trials.csv").write_text(_csv(outcomes), encoding="utf-8")
+  (out / "trials.csv").write_text(_csv(everything), encoding="utf-8")
   page.text("Every trial with its settings and metrics: trials.csv.")
   (out / "report.html").write_text(page.html(), encoding="utf-8")
   (out / "report.md").write_text(page.markdown(), encoding="utf-8")
   return out / "report.md"
+
+
+def _tuned(page, question, outcomes):
+  """Says which value each arm is judged with; returns the trials that have it."""
+  by = (*question.within, *question.by)
+  kept, chosen = results.tuned(outcomes, by, question.tune, question.tune_metric)
+  page.text(
+    f"Each arm is judged with the value of {question.tune} whose mean of "
+    f"{question.tune_metric} is best; where that is the least or greatest that was "
+    "tried, a better one may lie beyond."
+  )
+  scale = 100.0 if question.tune_metric.endswith(_SHARES) else 1.0
+  rows = []
+  for arm, choice in chosen.items():
+    numbers = all(isinstance(value, int | float) for value in choice.tried)
+    ends = numbers and choice.value in (min(choice.tried), max(choice.tried))
+    rows.append(
+      [
+        *map(_text, arm),
+        _text(choice.value),
+        ", ".join(map(_text, choice.tried)),
+        _figure(choice.mean * scale),
+        "yes" if ends else "no",
+      ]
+    )
+  page.table([*by, question.tune, "tried", question.tune_metric, "at an end"], rows)
+  return kept
 
 
 def _compare(page, question, outcomes, place, out):

@@ -95,13 +95,15 @@ def seconds(rows: Sequence[Mapping[str, Any]]) -> float:
   return total
 
 
-def check_metric(outcomes: Sequence[Outcome], metric: str) -> None:
+def check_metric(
+  outcomes: Sequence[Outcome], metric: str, flag: str = "metric"
+) -> None:
   """Refuses a metric that no trial has."""
   known = sorted(
     {name for o in outcomes for row in o.rows for name in row if "/" in name}
   )
   if outcomes and metric not in known:
-    raise ConfigError(f"--metric={metric}{config.nearest(metric, known)}")
+    raise ConfigError(f"--{flag}={metric}{config.nearest(metric, known)}")
 
 
 def arms(
@@ -120,6 +122,58 @@ def arms(
   for outcome in outcomes:
     found.setdefault(tuple(outcome.setting(n) for n in by), []).append(outcome)
   return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """The value of a tuned setting that an arm is judged with.
+
+  Attributes:
+    value: the chosen one.
+    tried: all of them, in the order of the sweep.
+    mean: of the metric that chose, over the trials of that value.
+  """
+
+  value: Any
+  tried: tuple[Any, ...]
+  mean: float
+
+
+def tuned(
+  outcomes: Sequence[Outcome], by: Sequence[str], setting: str, metric: str
+) -> tuple[list[Outcome], dict[tuple[Any, ...], Choice]]:
+  """Keeps of each arm the trials of the value of a setting that did best.
+
+  Args:
+    outcomes: of a sweep.
+    by: settings (or "arm") that make an arm.
+    setting: that was tuned.
+    metric: that chooses, by its mean over trials; the least where it ends in "loss".
+      A value of which no trial is done is not chosen.
+
+  Returns:
+    The outcomes that are left, and the choice of each arm that has one; of an arm that
+    has none, all are left.
+
+  Raises:
+    ConfigError: no such setting.
+  """
+  chosen = {}
+  kept = set()
+  for arm, members in arms(outcomes, by).items():
+    found = {value: part for (value,), part in arms(members, (setting,)).items()}
+    means = {}
+    for value, part in found.items():
+      finals = [f for f in (o.final(metric) for o in part) if f is not None]
+      if finals:
+        means[value] = sum(finals) / len(finals)
+    if not means:
+      kept.update(map(id, members))
+      continue
+    best = (min if metric.endswith("loss") else max)(means, key=means.get)
+    chosen[arm] = Choice(best, tuple(found), means[best])
+    kept.update(map(id, found[best]))
+  return [o for o in outcomes if id(o) in kept], chosen
 
 
 def by_pair(outcomes: Sequence[Outcome], pair: str, metric: str) -> dict[Any, float]:
