@@ -17,6 +17,8 @@ import tiny
 
 from vit_jax import checkpoint, config_files, records, train
 from vit_jax.config import ConfigError
+from vit_jax.data import datasets
+from vit_jax.data.split import Dataset, Split
 from vit_jax.sweep import launch, local, overview, report, results
 from vit_jax.sweep.page import Link, Page
 from vit_jax.sweep.space import arm, chain, grid, product
@@ -340,7 +342,23 @@ def test_dry_run_and_commands(tmp_path):
   assert states[1]["step"] == 5
 
 
-def test_the_sweeps_of_the_repository_can_be_planned():
+def test_the_sweeps_of_the_repository_can_be_planned(monkeypatch):
+  """Those of sets that are not there are planned with images of their shape."""
+
+  def blank(shape):
+    def split(n):
+      return Split(np.zeros((n, *shape), np.uint8), np.arange(n, dtype=np.int32) % 10)
+
+    def load(data, seed):
+      del seed
+      classes = tuple("abcdefghij")
+      mean = std = (0.5,) * shape[2]
+      return Dataset(data.name, split(50_000), None, split(10), classes, mean, std, "")
+
+    return load
+
+  monkeypatch.setitem(datasets.SOURCES, "fashion_mnist", blank((28, 28, 1)))
+  monkeypatch.setitem(datasets.SOURCES, "cifar10", blank((32, 32, 3)))
   files = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
   assert files
   for path in files:

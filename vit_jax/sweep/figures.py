@@ -138,9 +138,12 @@ def _slices(question, outcomes):
         axes.plot(x, y, color=colour, label=_label(arm))
         for value, found in by_value.items():
           axes.plot([value] * len(found), found, "o", markersize=3, color=colour)
-    values = [o.setting(name) for o in outcomes]
-    if min(values) > 0 and max(values) > 10 * min(values):
+    values = sorted({o.setting(name) for o in outcomes})
+    if values[0] > 0 and values[-1] > 10 * values[0]:
       axes.set_xscale("log")
+    if len(values) <= 8:
+      axes.set_xticks(values, [f"{value:g}" for value in values])
+      axes.minorticks_off()
     axes.set(xlabel=name)
     if others:
       _legend(axes)
