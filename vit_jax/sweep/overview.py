@@ -35,10 +35,9 @@ def plan(folder, groups) -> str:
       )
     )
   trials = sum(len(group.trials) for group in groups)
-  return (
-    f"{trials} trials in {len(groups)} programs; {_hours(_all_left(groups, states), rate)} hours left, "
-    f"{source}\n{aligned(rows)}"
-  )
+  programs = "1 program" if len(groups) == 1 else f"{len(groups)} programs"
+  left = _hours(_all_left(groups, states), rate)
+  return f"{trials} trials in {programs}; {left} hours left, {source}\n{aligned(rows)}"
 
 
 def status(folder) -> str:
@@ -64,7 +63,11 @@ def status(folder) -> str:
   for group, state in zip(groups, states):
     counts[state["state"]] += len(group.trials)
   said = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
-  return f"trials: {said}; {_hours(_all_left(groups, states), rate)} hours left, {source}\n{aligned(rows)}"
+  at_once = sum(state["state"] == "running" for state in states)
+  if at_once > 1:
+    source += f", {at_once} groups at once"
+  left = _hours(_all_left(groups, states), rate * max(at_once, 1))
+  return f"trials: {said}; {left} hours left, {source}\n{aligned(rows)}"
 
 
 def _state(folder, group):
